@@ -1,0 +1,1 @@
+"""Scheduler and KV cache: token ids in, token ids out."""

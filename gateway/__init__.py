@@ -1,0 +1,1 @@
+"""HTTP and gRPC front: text in, text out."""

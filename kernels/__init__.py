@@ -1,0 +1,1 @@
+"""One file per operation: public function, torch reference, native kernels."""

@@ -1,0 +1,1 @@
+"""One device that runs the model."""
