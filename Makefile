@@ -27,13 +27,13 @@ $(BIN)/python:
 
 $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing Seamline (a few minutes, once) ..."
-	@$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e . | grep -E '^(Downloading|Installing|Successfully)' | cut -c1-100
+	@$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[all]' | grep -E '^(Downloading|Installing|Successfully)' | cut -c1-100
 	@$(BIN)/python -c 'import torch, grpc, fastapi'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
 	@echo "Installing the development tools ..."
-	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@touch $@
 
 setup: $(VENV)/.dev ## Create the virtual environment, install, fetch the default model
