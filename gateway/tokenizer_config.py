@@ -1,0 +1,108 @@
+"""What a tokenizer's files say beside its vocabulary."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from services.errors import FailedPreconditionError
+
+_NAMED: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+@dataclass(slots=True, frozen=True)
+class TokenizerConfig:
+    """The settings of one tokenizer.
+
+    Attributes:
+        chat_template: Jinja text; None: the model has none.
+        special_tokens: texts by name (`bos_token`, …).
+        add_bos_token: None: as the tokenizer's own file says.
+        add_eos_token: the same.
+    """
+
+    chat_template: str | None = None
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+
+    def to_json(self) -> str:
+        """The form that the cache keeps."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "TokenizerConfig":
+        """Reads `to_json`'s form. Errors: ValueError, TypeError for any other text."""
+        return cls(**json.loads(text))
+
+
+def read_config(folder: Path) -> TokenizerConfig:
+    """The settings in a Hugging Face model's folder; its files are all optional.
+
+    Errors: FailedPreconditionError naming a file that is not what it should be.
+    """
+    config = _read_json(folder / "tokenizer_config.json")
+    named = {**_read_json(folder / "special_tokens_map.json"), **config}
+    special = {name: _text(named[name]) for name in _NAMED if named.get(name)}
+    return TokenizerConfig(
+        chat_template=_chat_template(folder, config),
+        special_tokens=special,
+        add_bos_token=config.get("add_bos_token"),
+        add_eos_token=config.get("add_eos_token"),
+    )
+
+
+def apply_bos_eos(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
+    """Sets which tokens `encode` puts around a text, by transformers' rule.
+
+    The configuration decides if it speaks of either token, or if the tokenizer's own file has no
+    post-processor; otherwise the file does.
+    """
+    is_told = config.add_bos_token is not None or config.add_eos_token is not None
+    if tokenizer.post_processor is not None and not is_told:
+        return
+    bos = config.special_tokens.get("bos_token") if config.add_bos_token else None
+    eos = config.special_tokens.get("eos_token") if config.add_eos_token else None
+    template = " ".join(part for part in (bos, "$A", eos) if part)
+    special = [(text, tokenizer.token_to_id(text)) for text in (bos, eos) if text]
+    tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=special)
+
+
+def add_named_tokens(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
+    """Makes the named special tokens special where the tokenizer's file does not."""
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    missing = {text for text in config.special_tokens.values() if text not in known}
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in sorted(missing)]
+    )
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text()
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        by_name = {entry["name"]: entry["template"] for entry in template}
+        template = by_name.get("default")
+    return template
+
+
+def _text(token: object) -> str:
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise FailedPreconditionError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise FailedPreconditionError(f"{path} is not a JSON object")
+    return content
