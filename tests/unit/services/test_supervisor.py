@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.supervisor import ManagedProcess, Supervisor
+from services.stack.supervisor import ManagedProcess, Supervisor
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
 

@@ -42,7 +42,10 @@ class ManagedProcess:
 
     async def start(self) -> Process:
         """Starts it now."""
-        self.running = await asyncio.create_subprocess_exec(*self.argv, env=dict(self.env))
+        # a session of its own: Ctrl-C reaches the launcher alone, which then stops all in order
+        self.running = await asyncio.create_subprocess_exec(
+            *self.argv, env=dict(self.env), start_new_session=True
+        )
         return self.running
 
     async def watch(self) -> int:
