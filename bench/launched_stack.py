@@ -104,7 +104,7 @@ class LaunchedStack:
     def services(self) -> dict[str, psutil.Process]:
         """The service processes that run now, by name."""
         assert self.process is not None
-        found = {}
+        found: dict[str, psutil.Process] = {}
         for child in psutil.Process(self.process.pid).children():
             command = child.cmdline()
             found.update({name: child for name in SERVICES if name in command})
