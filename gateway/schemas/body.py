@@ -1,0 +1,97 @@
+"""From a request's bytes to a checked schema; every error names the parameter at fault."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from services.errors import InvalidArgumentError, UnimplementedError
+
+
+class Schema(BaseModel):
+    """Strict as OpenAI is: no conversions between types, no NaN or infinity.
+
+    Unknown fields are kept apart, for the response to name them.
+    """
+
+    model_config = ConfigDict(
+        strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+M = TypeVar("M", bound=Schema)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body. Errors: InvalidArgumentError."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidArgumentError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidArgumentError("the body must be a JSON object")
+    return value
+
+
+def check_supported(value: Mapping[str, Any], neutral: Mapping[str, Sequence[Any]]) -> None:
+    """Refuses parameters that are known and not built, unless their value asks for nothing.
+
+    Args:
+        value: the body.
+        neutral: the values that ask for nothing, per parameter; null always does.
+
+    Errors: UnimplementedError.
+    """
+    for param, allowed in neutral.items():
+        given = value.get(param)
+        # compared with their types: 0 asks for log-probabilities where false does not
+        if given is None or any(type(given) is type(v) and given == v for v in allowed):
+            continue
+        raise UnimplementedError(f"the parameter {param} is not supported", param=param)
+
+
+def validate(schema: type[M], value: Mapping[str, Any]) -> M:
+    """Checks a body. Errors: InvalidArgumentError naming the first parameter at fault."""
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        param = _param(fault["loc"], value) or None
+        reason = fault["msg"].removeprefix("Value error, ")
+        message = f"{param}: {reason}" if param else reason
+        raise InvalidArgumentError(message, param=param) from error
+
+
+def ignored_params(model: BaseModel, prefix: str = "") -> Iterator[str]:
+    """The names of the fields that the schemas do not know, dotted."""
+    for name in model.model_extra or {}:
+        yield f"{prefix}{name}"
+    for name in type(model).model_fields:
+        for item in _models_in(getattr(model, name)):
+            yield from ignored_params(item, f"{prefix}{name}.")
+
+
+def _models_in(value: object) -> Iterator[BaseModel]:
+    if isinstance(value, BaseModel):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _models_in(item)
+
+
+def _param(loc: Sequence[str | int], value: Any) -> str:  # noqa: ANN401 - JSON values
+    """`messages[0].content` from a location, without pydantic's names of union members."""
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            if not isinstance(value, list) or part >= len(value):
+                break
+            path += f"[{part}]"
+            value = value[part]
+            continue
+        if not isinstance(value, dict):
+            break
+        path += f".{part}" if path else part
+        value = value.get(part)
+    return path
