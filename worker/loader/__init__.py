@@ -1,0 +1,1 @@
+"""Where weights come from: GGUF files, Hugging Face directories, the hub, or a random generator."""

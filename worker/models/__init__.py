@@ -1,0 +1,1 @@
+"""Model code, and the registry that finds it."""
