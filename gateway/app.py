@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import uvicorn
 from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,8 +25,8 @@ from gateway.grpc_engine_client import GrpcEngineClient
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import CallMiddleware, call_of, error_response
 from gateway.prompt_encoder import PromptEncoder
-from gateway.routes.generation import generation_router
-from gateway.routes.operations import model_router, probe_router, tokenizer_router
+from gateway.routes.generation import add_generation_routes
+from gateway.routes.operations import add_model_routes, add_probe_routes, add_tokenizer_routes
 from gateway.servicer import SERVICE_NAME, GatewayServicer
 from gateway.settings import GatewaySettings
 from gateway.tokenizer_config import TokenizerConfig
@@ -44,14 +45,15 @@ _KEEP_ALIVE_S: Final = 75
 
 def create_app(core: GatewayCore, keys: ApiKeys) -> FastAPI:
     """The HTTP application."""
-    app = FastAPI(title="Seamline", openapi_url=None, docs_url=None, redoc_url=None)
-    for router in (
-        generation_router(core),
-        model_router(core),
-        probe_router(core),
-        tokenizer_router(core),
-    ):
-        app.include_router(router)
+    # the framework's own spans would double ours
+    telemetry: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+    app = FastAPI(
+        title="Seamline", openapi_url=None, docs_url=None, redoc_url=None, telemetry=telemetry
+    )
+    add_generation_routes(app, core)
+    add_model_routes(app, core)
+    add_probe_routes(app, core)
+    add_tokenizer_routes(app, core)
     app.add_exception_handler(ServiceError, _on_service_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(CallMiddleware, core=core, keys=keys)

@@ -77,6 +77,7 @@ class GrpcEngineClient:
         self._status_message = ""
         self._stats = SchedulerStats()
         self._serving = asyncio.Event()
+        self._lost = asyncio.Event()
         self._last_seen = self._lost_at = time.monotonic()
         self._expiry: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -151,8 +152,15 @@ class GrpcEngineClient:
             except grpc.aio.AioRpcError as error:
                 self._serving.clear()
                 log.debug("the engine at %s does not answer: %s", self._address, error.details())
-            connected = self._outbox is not None
-            await asyncio.sleep(POLL_SERVING_S if connected else POLL_STARTING_S)
+            await self._wait_to_poll()
+
+    async def _wait_to_poll(self) -> None:
+        if self._outbox is None:
+            await asyncio.sleep(POLL_STARTING_S)
+            return
+        # a lost stream ends the wait: the next engine may be there already
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._lost.wait(), POLL_SERVING_S)
 
     def _take_info(self, message: engine_pb2.GetEngineInfoResponse) -> None:
         self._last_seen = time.monotonic()
@@ -181,6 +189,7 @@ class GrpcEngineClient:
                 reason = "the engine cancelled it"
             # sessions wait for a fresh sign of life: the state that we know is the old one
             self._serving.clear()
+            self._lost.set()
             self._live.end_aborted()
             log.warning("the engine's stream is away: %s", reason)
             await asyncio.sleep(backoff.next_delay_s())
@@ -216,6 +225,7 @@ class GrpcEngineClient:
         """Opens the outbox and replays the live requests, each group in one message."""
         self._outbox = asyncio.Queue()
         self._session_number += 1
+        self._lost.clear()
         self._cancel_expiry()
         self._last_seen = time.monotonic()
         for group in self._live.replay():

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from fastapi import APIRouter
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,11 +25,10 @@ from gateway.schemas.completion import CompletionBody
 from gateway.schemas.generation import GenerationBody
 
 
-def generation_router(core: GatewayCore) -> APIRouter:
+def add_generation_routes(app: FastAPI, core: GatewayCore) -> None:
     """The routes that generate."""
-    router = APIRouter()
 
-    @router.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         value = await read_object(request, core.max_request_bytes)
         check_supported(value, ChatCompletionBody.NEUTRAL)
@@ -44,7 +43,7 @@ def generation_router(core: GatewayCore) -> APIRouter:
         head = _head("chatcmpl", call, model)
         return _respond(core, call, body, [prompt], ChatFormat(head, _options(body)))
 
-    @router.post("/v1/completions")
+    @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         value = await read_object(request, core.max_request_bytes)
         check_supported(value, CompletionBody.NEUTRAL)
@@ -54,8 +53,6 @@ def generation_router(core: GatewayCore) -> APIRouter:
         echoes = _echoes(core, body, prompts) if body.echo else []
         answer = CompletionFormat(_head("cmpl", call, model), _options(body), echoes)
         return _respond(core, call, body, prompts, answer)
-
-    return router
 
 
 def _admit(core: GatewayCore, request: Request, body: GenerationBody) -> tuple[HttpCall, str]:
@@ -117,7 +114,7 @@ def _respond(
         ),
         call.trace,
     )
-    ignored = ",".join(sorted(set(ignored_params(body))))
+    ignored = ",".join(sorted(set(ignored_params(body)) - body.NEUTRAL.keys()))
     headers = {"x-seamline-ignored-params": _header_value(ignored)} if ignored else {}
     response = EventStreamResponse if body.stream else WholeResponse
     return response(generation, answer, headers)

@@ -3,7 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,9 +27,8 @@ def _unavailable(reason: str) -> Response:
     return _json({"status": "unavailable", **error_body(error)}, 503, error_headers(error))
 
 
-def model_router(core: GatewayCore) -> APIRouter:
+def add_model_routes(app: FastAPI, core: GatewayCore) -> None:
     """What is served."""
-    router = APIRouter()
 
     def card(name: str) -> dict[str, Any]:
         info = core.engine.info
@@ -43,37 +42,34 @@ def model_router(core: GatewayCore) -> APIRouter:
             "max_model_len": info.max_model_len if info else None,
         }
 
-    @router.get("/v1/models")
+    @app.get("/v1/models")
     async def list_models() -> Response:
         return _json({"object": "list", "data": [card(name) for name in core.models.names]})
 
-    @router.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}")
     async def retrieve_model(name: str) -> Response:
         return _json(card(core.models.resolve(name)))
 
-    return router
 
-
-def probe_router(core: GatewayCore) -> APIRouter:
+def add_probe_routes(app: FastAPI, core: GatewayCore) -> None:
     """Health, metrics, load."""
-    router = APIRouter()
 
-    @router.get("/health")
+    @app.get("/health")
     async def health() -> Response:
         state = core.engine.availability
         return _unavailable(state.reason) if state.dead else _json({"status": "ok"})
 
-    @router.get("/ready")
+    @app.get("/ready")
     async def ready() -> Response:
         state = core.engine.availability
         return _json({"status": "ready"}) if state.ready else _unavailable(state.reason)
 
-    @router.get("/metrics")
+    @app.get("/metrics")
     async def metrics() -> Response:
         page = core.metrics.render(core.engine.stats)
         return Response(page, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
-    @router.get("/version")
+    @app.get("/version")
     async def get_version() -> Response:
         try:
             number = version("seamline")
@@ -81,18 +77,15 @@ def probe_router(core: GatewayCore) -> APIRouter:
             number = "unknown"
         return _json({"version": number})
 
-    @router.get("/load")
+    @app.get("/load")
     async def load() -> Response:
         return _json({"server_load": core.num_in_flight})
 
-    return router
 
-
-def tokenizer_router(core: GatewayCore) -> APIRouter:
+def add_tokenizer_routes(app: FastAPI, core: GatewayCore) -> None:
     """Text to ids and back."""
-    router = APIRouter()
 
-    @router.post("/tokenize")
+    @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         body = validate(TokenizeBody, await read_object(request, core.max_request_bytes))
         core.models.resolve(body.model)
@@ -111,7 +104,7 @@ def tokenizer_router(core: GatewayCore) -> APIRouter:
         limit = core.max_model_len()
         return _json({"tokens": ids, "count": len(ids), "max_model_len": limit})
 
-    @router.post("/detokenize")
+    @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         body = validate(DetokenizeBody, await read_object(request, core.max_request_bytes))
         core.models.resolve(body.model)
@@ -121,5 +114,3 @@ def tokenizer_router(core: GatewayCore) -> APIRouter:
                 f"token ids must be below {tokenizer.vocab_size}", param="tokens"
             )
         return _json({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
-
-    return router

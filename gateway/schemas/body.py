@@ -56,11 +56,15 @@ def validate(schema: type[M], value: Mapping[str, Any]) -> M:
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        param = _param(fault["loc"], value) or None
+        faults = error.errors(include_url=False, include_input=False)
+        # of the forms that a parameter may have, the one that fits furthest
+        param, fault = max(
+            ((_param(fault["loc"], value), fault) for fault in faults),
+            key=lambda pair: pair[0].count(".") + pair[0].count("["),
+        )
         reason = fault["msg"].removeprefix("Value error, ")
         message = f"{param}: {reason}" if param else reason
-        raise InvalidArgumentError(message, param=param) from error
+        raise InvalidArgumentError(message, param=param or None) from error
 
 
 def ignored_params(model: BaseModel, prefix: str = "") -> Iterator[str]:
@@ -89,9 +93,7 @@ def _param(loc: Sequence[str | int], value: Any) -> str:  # noqa: ANN401 - JSON 
                 break
             path += f"[{part}]"
             value = value[part]
-            continue
-        if not isinstance(value, dict):
-            break
-        path += f".{part}" if path else part
-        value = value.get(part)
+        elif isinstance(value, dict):
+            path += f".{part}" if path else part
+            value = value.get(part)
     return path
