@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -69,10 +70,10 @@ class LaunchedStack:
         started = time.monotonic()
         command = [sys.executable, "-m", "services.cli", "serve", "--port", str(self.port)]
         command += ["--listen-address", self.grpc_address, *self._flags]
-        log = self._log_path.open("w") if self._log_path else sys.stderr
-        self.process = subprocess.Popen(
-            command, env=self._env, stdout=subprocess.PIPE, stderr=log, text=True
-        )
+        with self._log_path.open("w") if self._log_path else nullcontext(sys.stderr) as log:
+            self.process = subprocess.Popen(
+                command, env=self._env, stdout=subprocess.PIPE, stderr=log, text=True
+            )
         try:
             self._wait_until_ready()
         except BaseException:
@@ -99,6 +100,8 @@ class LaunchedStack:
                 process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
+        if process.stdout is not None:
+            process.stdout.close()
         return process.wait()
 
     def services(self) -> dict[str, psutil.Process]:

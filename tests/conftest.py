@@ -1,6 +1,9 @@
 import os
 from pathlib import Path
 
+# read when torch is imported, here or in a service: spinning threads starve their neighbours
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
 
 from services import embedded_model

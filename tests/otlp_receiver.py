@@ -83,7 +83,14 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:
-    return {p.key: getattr(p.value, p.value.WhichOneof("value") or "string_value") for p in pairs}
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _value(value: Any) -> Any:
+    kind = value.WhichOneof("value") or "string_value"
+    if kind == "array_value":
+        return [_value(item) for item in value.array_value.values]
+    return getattr(value, kind)
 
 
 def _received(service: str, span: trace_pb2.Span) -> ReceivedSpan:

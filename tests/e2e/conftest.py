@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
@@ -43,8 +43,10 @@ def client(stack: LaunchedStack) -> Iterator[OpenAI]:
 
 
 @pytest.fixture
-async def async_client(stack: LaunchedStack) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{stack.base_url}/v1", api_key="none", max_retries=0)
+async def async_client(stack: LaunchedStack) -> AsyncIterator[AsyncOpenAI]:
+    url = f"{stack.base_url}/v1"
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as openai:
+        yield openai
 
 
 @pytest.fixture
