@@ -239,3 +239,22 @@ async def test_unseeded_requests_get_different_seeds() -> None:
         await collect(stack.generate("c", PROMPT, None, sampling_params=seeded))
         assert seeds["a"] != seeds["b"]
         assert seeds["c"] == -7
+
+
+@pytest.mark.parametrize("by", ["metadata", "field"])
+async def test_trace_context_reaches_the_worker(by: str) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    traceparent = f"00-{trace_id}-b7ad6b7169203331-00"
+    async with engine_stack() as stack:
+        seen: list[str] = []
+        stack.worker.on_step = lambda step, batch: seen.extend(
+            request.traceparent for request in batch.requests.values()
+        )
+        request = core_request("a", PROMPT, 2)
+        metadata = [("traceparent", traceparent)] if by == "metadata" else []
+        if by == "field":
+            request.traceparent = traceparent
+        message = engine_pb2.GenerateRequest(request=request)
+        await collect(stack.stub.Generate(message, metadata=metadata))
+        assert seen
+        assert all(trace_id in parent for parent in seen)

@@ -51,6 +51,7 @@ class ShadowRequest:
     token_ids: list[int]
     block_ids: list[list[int]]
     num_computed_tokens: int
+    traceparent: str
     digests: list[int] = field(default_factory=list)
 
     def digest_at(self, position: int) -> int:
@@ -105,6 +106,7 @@ class ShadowBatch:
             [*new.prompt_token_ids, *new.output_token_ids],
             [list(ids.ids) for ids in new.block_ids],
             new.num_computed_tokens,
+            new.traceparent,
         )
         self._schedule(new.handle, new.num_scheduled_tokens)
 

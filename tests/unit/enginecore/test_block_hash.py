@@ -7,6 +7,8 @@ from enginecore.block_hash import extend_block_hashes, hash_block
 from enginecore.request import Request
 from tests.unit.enginecore.builders import make_request
 
+EITHER: list[dict[str, Any]] = [{"cache_salt": "x"}, {"lora_name": "x"}]
+
 
 def hashes_of(request: Request, block_size: int = 16) -> list[bytes]:
     extend_block_hashes(request, block_size)
@@ -42,8 +44,7 @@ def test_extra_keys_keep_requests_apart_b5(other: dict[str, Any]) -> None:
     """B5: an adapter "x" and a salt "x" do not collide, and reach every later block."""
     plain = hashes_of(make_request(1, list(range(48))))
     salted = hashes_of(make_request(1, list(range(48)), **other))
-    kinds: dict[str, Any]
-    for kinds in ({"cache_salt": "x"}, {"lora_name": "x"}):
+    for kinds in EITHER:
         if kinds != other:
             assert not set(salted) & set(hashes_of(make_request(1, list(range(48)), **kinds)))
     assert not set(plain) & set(salted)

@@ -2,7 +2,6 @@ import pytest
 
 from enginecore.admission import AdmissionLimits
 from enginecore.request import FinishReason, RequestStatus
-from enginecore.scheduler import Scheduler
 from enginecore.scheduler_output import Logprobs, ModelRunnerOutput
 from services.errors import (
     AlreadyExistsError,
