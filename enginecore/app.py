@@ -13,7 +13,7 @@ from enginecore.engine_state import EngineOptions, EngineState
 from enginecore.executor import Executor, GrpcExecutor
 from enginecore.kv_cache_config import CacheOptions
 from enginecore.metrics import EngineCollector, register_metrics
-from enginecore.scheduler import SchedulerConfig
+from enginecore.scheduler_config import SchedulerConfig
 from enginecore.servicer import EngineServicer
 from enginecore.settings import EnginecoreSettings
 from enginecore.worker_link import LoadOptions

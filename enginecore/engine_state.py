@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from enginecore.kv_cache_config import CacheOptions, KVCacheConfig, ModelFacts
-from enginecore.scheduler import SchedulerConfig
+from enginecore.scheduler_config import SchedulerConfig
 
 
 class EngineState(Enum):

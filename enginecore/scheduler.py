@@ -1,37 +1,18 @@
 """Which requests run in the next step, and what its result means for them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from enginecore.admission import (
-    NO_LIMITS,
-    AdmissionLimits,
-    check_limits,
-    check_request,
-    check_unique,
-)
+from enginecore.admission import check_limits, check_request, check_unique
 from enginecore.clock import Clock
 from enginecore.deadline_queue import DeadlineQueue
 from enginecore.kv_cache_manager import KVCacheManager
 from enginecore.request import FinishedRequest, FinishReason, Request, RequestStatus, check_stop
 from enginecore.request_queue import make_request_queue
+from enginecore.scheduler_config import SchedulerConfig
 from enginecore.scheduler_output import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from enginecore.stats import Counters, SchedulerStats
 from enginecore.step_plan import StepPlan
 from services.errors import DeadlineExceededError, ResourceExhaustedError, ServiceError
-
-
-@dataclass(slots=True, frozen=True)
-class SchedulerConfig:
-    """The scheduler's limits; lengths are in tokens. A threshold of 0 is off."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
-    scheduling_policy: str = "fcfs"
-    limits: AdmissionLimits = NO_LIMITS
 
 
 class Scheduler:
@@ -308,14 +289,15 @@ class Scheduler:
         dropped: set[int] = set()
         if result.failed:
             self._fail_in_step(scheduled, result.failed, outputs, dropped)
-        num_computed = scheduled.num_computed_tokens() if result.prompt_logprobs else {}
+        starts = scheduled.num_computed_tokens() if result.prompt_logprobs else {}
         now_ns = self._clock.now_ns()
         tokens, first = result.sampled_token_ids, 0
         for handle, count in zip(result.handles, result.num_sampled_tokens, strict=True):
             request = self.requests.get(handle)
-            if request is not None and handle not in dropped and (count or num_computed):
+            if request is not None and handle not in dropped and (count or starts):
                 output = EngineCoreOutput(request)
-                self._accept_prompt_logprobs(output, result, num_computed.get(handle, 0))
+                if starts:
+                    self._accept_prompt_logprobs(output, result, starts.get(handle, 0))
                 if count:
                     self._accept_tokens(output, tokens[first : first + count], result, now_ns)
                 if output.new_token_ids or output.prompt_logprobs is not None:
@@ -328,19 +310,21 @@ class Scheduler:
     ) -> None:
         """Appends sampled tokens up to the one that ends the request, which is kept."""
         request = output.request
-        for token_id in tokens:
-            request.append_output(token_id)
-            output.new_token_ids.append(token_id)
-            output.finished = self._finish_if_stopped(request)
-            if output.finished is not None:
-                break
         if request.first_token_ns is None:
             request.first_token_ns = now_ns
         request.last_token_ns = now_ns
+        for token_id in tokens:
+            request.append_output(token_id)
+            output.new_token_ids.append(token_id)
+            stop = check_stop(request, self.max_model_len)
+            if stop is not None:
+                output.finished = self._finish(request, *stop)
+                break
         self.counters.generation_tokens += len(output.new_token_ids)
-        logprobs = result.logprobs.get(request.handle)
-        if logprobs is not None:
-            output.logprobs = logprobs.positions(0, len(output.new_token_ids))
+        if result.logprobs:
+            logprobs = result.logprobs.get(request.handle)
+            if logprobs is not None:
+                output.logprobs = logprobs.positions(0, len(output.new_token_ids))
 
     def _accept_prompt_logprobs(
         self, output: EngineCoreOutput, result: ModelRunnerOutput, num_computed: int

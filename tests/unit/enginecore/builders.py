@@ -6,7 +6,8 @@ from typing import Any
 from enginecore.clock import Clock
 from enginecore.kv_cache_manager import KVCacheManager
 from enginecore.request import Request, StopRules
-from enginecore.scheduler import Scheduler, SchedulerConfig
+from enginecore.scheduler import Scheduler
+from enginecore.scheduler_config import SchedulerConfig
 from enginecore.scheduler_output import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 
 BLOCK_SIZE = 16
