@@ -21,14 +21,15 @@ class TokenizerConfig:
     Attributes:
         chat_template: Jinja text; None: the model has none.
         special_tokens: texts by name (`bos_token`, …).
-        add_bos_token: None: as the tokenizer's own file says.
-        add_eos_token: the same.
+        add_bos_token: put `bos_token` before a text. Only a conversion says so: a tokenizer.json
+            has it in its post-processor, and transformers ignores the configuration's word then.
+        add_eos_token: put `eos_token` after it, likewise.
     """
 
     chat_template: str | None = None
     special_tokens: Mapping[str, str] = field(default_factory=dict)
-    add_bos_token: bool | None = None
-    add_eos_token: bool | None = None
+    add_bos_token: bool = False
+    add_eos_token: bool = False
 
     def to_json(self) -> str:
         """The form that the cache keeps."""
@@ -51,22 +52,15 @@ def read_config(folder: Path) -> TokenizerConfig:
     return TokenizerConfig(
         chat_template=_chat_template(folder, config),
         special_tokens=special,
-        add_bos_token=config.get("add_bos_token"),
-        add_eos_token=config.get("add_eos_token"),
     )
 
 
 def apply_bos_eos(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
-    """Sets which tokens `encode` puts around a text, by transformers' rule.
-
-    The configuration decides if it speaks of either token, or if the tokenizer's own file has no
-    post-processor; otherwise the file does.
-    """
-    is_told = config.add_bos_token is not None or config.add_eos_token is not None
-    if tokenizer.post_processor is not None and not is_told:
-        return
+    """Makes `encode` put the tokens around a text that the configuration asks for."""
     bos = config.special_tokens.get("bos_token") if config.add_bos_token else None
     eos = config.special_tokens.get("eos_token") if config.add_eos_token else None
+    if not (bos or eos):
+        return
     template = " ".join(part for part in (bos, "$A", eos) if part)
     special = [(text, tokenizer.token_to_id(text)) for text in (bos, eos) if text]
     tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=special)
