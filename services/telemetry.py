@@ -19,6 +19,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 _PROPAGATOR = TraceContextTextMapPropagator()
 _EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.grpc.exporter"
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+TIMEOUT_VARIABLES = ("OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT")
+EXPORT_TIMEOUT_S = 2.0
+"""Unless chosen: bounds one export, and so how long a stopping process waits for a lost collector."""
 
 
 class _OnceFilter(logging.Filter):
@@ -40,7 +43,9 @@ def configure_telemetry(service_name: str) -> None:
         return
     name = os.environ.get("OTEL_SERVICE_NAME", service_name)
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    chosen = any(os.environ.get(variable) for variable in TIMEOUT_VARIABLES)
+    exporter = OTLPSpanExporter(timeout=None if chosen else EXPORT_TIMEOUT_S)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     logging.getLogger(_EXPORTER_LOGGER).addFilter(_OnceFilter())
 
