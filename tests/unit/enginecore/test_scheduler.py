@@ -253,6 +253,26 @@ def test_worst_priority_gives_way_even_if_already_scheduled_a9() -> None:
     assert worst.output_token_ids == [0, 0]
 
 
+def test_blocks_of_an_unscheduled_chunk_are_not_found_a9() -> None:
+    """A9: what the step took back was never computed, so the victim itself must not hit it."""
+    scheduler = make_scheduler(
+        num_blocks=6, scheduling_policy="priority", long_prefill_token_threshold=32
+    )
+    worst, best = make_request(1, list(range(79)), priority=5), make_request(2, 16, priority=6)
+    scheduler.add_requests([worst, best])
+    run_step(scheduler)
+    # Both run now, in this order; from here on the second one is the better.
+    best.priority = 0
+    # 1 gets 32 more tokens and the last two blocks; then 2 needs one.
+    output, _ = run_step(scheduler)
+    assert output.preempted_handles == [1]
+    assert counts(output) == [1]
+    scheduler.abort(2)
+    output, _ = run_step(scheduler)
+    (new,) = output.scheduled_new_reqs
+    assert (new.handle, new.num_computed_tokens) == (1, 32)
+
+
 def test_no_one_gives_way_while_blocks_last_a9() -> None:
     """A9"""
     scheduler = make_scheduler(scheduling_policy="priority", max_num_seqs=1)
