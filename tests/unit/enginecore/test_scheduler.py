@@ -418,6 +418,16 @@ def test_follow_up_turn_computes_only_its_end_b3() -> None:
     assert counts(scheduler.schedule()) == [135 - 128]
 
 
+def test_block_that_the_last_computed_token_fills_is_found() -> None:
+    scheduler = make_scheduler()
+    first = make_request(1, 10, max_tokens=7)
+    scheduler.add_requests([first])
+    while scheduler.requests:
+        run_step(scheduler)
+    scheduler.add_requests([make_request(2, [*first.prompt_token_ids, *first.output_token_ids])])
+    assert counts(scheduler.schedule()) == [1]
+
+
 def test_life_cycle_counts_c1() -> None:
     """C1"""
     scheduler = make_scheduler()
