@@ -17,17 +17,10 @@ import typer
 
 from bench.launched_stack import LaunchedStack, ProcessCost
 from bench.load import WORKLOADS, LoadResult, Workload, run_load
+from bench.percentiles import percentile
 
 WARM_UP: Final = Workload(num_prompts=2, concurrency=2, input_len=64, output_len=8, seed=1_000_000)
 MIB: Final = 2**20
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The value below which `share` of the values lie; 0 when there are none."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
 def main(

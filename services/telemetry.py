@@ -21,7 +21,7 @@ _EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.grpc.exporter"
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 TIMEOUT_VARIABLES = ("OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT")
 EXPORT_TIMEOUT_S = 2.0
-"""Unless chosen: bounds one export, and so how long a stopping process waits for a lost collector."""
+"""Unless chosen: bounds one export, and so how long a stop waits for a lost collector."""
 
 
 class _OnceFilter(logging.Filter):

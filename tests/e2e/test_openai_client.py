@@ -6,12 +6,15 @@ import random
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from openai.types.chat import ChatCompletionMessageParam
 
 from bench.launched_stack import LaunchedStack
 from tests.e2e.conftest import MODEL
 from tests.e2e.prometheus import gauge, wait_until_idle
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION: list[ChatCompletionMessageParam] = [
+    {"role": "user", "content": "What is the capital of France?"}
+]
 
 
 def test_models_lists_the_default_name(client: OpenAI) -> None:

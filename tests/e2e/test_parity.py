@@ -36,7 +36,7 @@ def expected(embedded_model_path: Path, prompts: list[list[int]]) -> list[list[i
     """What transformers generates, one prompt at a time, from its own reading of the file."""
     model = AutoModelForCausalLM.from_pretrained(
         embedded_model_path.parent, gguf_file=embedded_model_path.name, dtype=torch.float32
-    ).eval()
+    )
     outputs = []
     for prompt in prompts:
         with torch.inference_mode():
