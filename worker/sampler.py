@@ -22,8 +22,8 @@ from worker.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int64]
 
-# top_p needs the probabilities in order, but rarely more than the first few
-_TOP_P_FIRST_TRY = 512
+# top_p needs the probabilities in order, but rarely more than the first few: these many are tried
+_TOP_P_WIDTHS = (512, 8192)
 
 
 @dataclass(slots=True)
@@ -161,12 +161,19 @@ def _keep_top_k(probs: Tensor, top_k: Tensor) -> Tensor:
 def _keep_top_p(probs: Tensor, top_p: Tensor) -> Tensor:
     """Keeps the fewest most likely tokens that reach the share `top_p` of what is left."""
     wanted = probs.sum(-1, dtype=torch.float64) * top_p
-    ordered = probs.topk(min(_TOP_P_FIRST_TRY, probs.shape[-1]), dim=-1).values
-    if bool((ordered.sum(-1, dtype=torch.float64) < wanted).any()):
-        ordered = probs.sort(dim=-1, descending=True).values
-    before = ordered.cumsum(-1, dtype=torch.float64) - ordered
-    counts = (before < wanted[:, None]).sum(-1).clamp_(min=1)
-    return _keep_largest(probs, ordered, counts)
+    rows = torch.arange(len(probs))
+    for width in (*_TOP_P_WIDTHS, probs.shape[-1]):
+        chosen = probs[rows]
+        ordered = chosen.topk(min(width, probs.shape[-1]), dim=-1).values
+        before = ordered.cumsum(-1, dtype=torch.float64) - ordered
+        counts = (before < wanted[rows, None]).sum(-1).clamp_(min=1)
+        # a row whose every candidate is needed may need more of them
+        ends = (counts < width) | (width == probs.shape[-1])
+        probs[rows[ends]] = _keep_largest(chosen[ends], ordered[ends], counts[ends])
+        rows = rows[~ends]
+        if not len(rows):
+            break
+    return probs
 
 
 def _keep_largest(probs: Tensor, ordered: Tensor, counts: Tensor) -> Tensor:
