@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 _HEALTH_INTERVAL_S: Final = 0.5
 _KEEP_ALIVE_S: Final = 75
 """Longer than balancers and SDK pools keep connections, so that they never use a closed one."""
+_LAST_WORDS_S: Final = 2
+"""After the shutdown timeout: time for the errors of what was cut off to reach the clients."""
 
 
 def create_app(core: GatewayCore, keys: ApiKeys) -> FastAPI:
@@ -96,8 +99,10 @@ class GatewayHandle:
         http: _HttpServer,
         listener: socket.socket,
         grpc_server: GrpcServer,
+        shutdown_timeout_s: float,
     ) -> None:
         self.core = core
+        self._shutdown_timeout_s = shutdown_timeout_s
         self._engine = engine
         self._http = http
         self._grpc = grpc_server
@@ -117,12 +122,18 @@ class GatewayHandle:
         await asyncio.shield(self._serving)
 
     async def stop(self) -> None:
-        """Refuses new requests, lets running ones end within the timeout, then ends them."""
-        grace_s = float(self._http.config.timeout_graceful_shutdown or 0)
+        """Refuses new requests, lets running ones end within the timeout, then ends them.
+
+        What still runs then gets an error that its client sees, before the servers cut it off.
+        """
         self._publishing.cancel()
         self._http.should_exit = True
-        await asyncio.gather(self._grpc.stop(grace_s), self._serving)
+        servers = asyncio.gather(
+            self._grpc.stop(self._shutdown_timeout_s + _LAST_WORDS_S), self._serving
+        )
+        await asyncio.wait({servers}, timeout=self._shutdown_timeout_s)
         await self._engine.close()
+        await servers
 
     async def _publish_health(self) -> None:
         while True:
@@ -155,7 +166,7 @@ async def start_gateway(settings: GatewaySettings) -> GatewayHandle:
         raise
     engine.start()
     server = _http_server(create_app(core, keys), settings)
-    handle = GatewayHandle(core, engine, server, listener, grpc_server)
+    handle = GatewayHandle(core, engine, server, listener, grpc_server, settings.shutdown_timeout)
     log.info("the gateway listens on %s and %s", handle.base_url, handle.grpc_address)
     return handle
 
@@ -219,6 +230,6 @@ def _http_server(app: Any, settings: GatewaySettings) -> _HttpServer:  # noqa: A
         lifespan="off",
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(settings.shutdown_timeout_s),
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout) + _LAST_WORDS_S,
     )
     return _HttpServer(config)

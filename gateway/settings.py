@@ -42,7 +42,7 @@ class GatewaySettings(ServiceSettings):
     cache_dir: Path = Field(
         Path("~/.cache/seamline"), description="Where converted tokenizers are kept"
     )
-    shutdown_timeout_s: float = Field(
+    shutdown_timeout: float = Field(
         10.0, ge=0, description="How long running requests may go on at shutdown, in seconds"
     )
     uvicorn_log_level: Literal["debug", "info", "warning", "error", "critical"] = Field(

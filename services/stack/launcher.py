@@ -34,6 +34,8 @@ from services.stack.supervisor import ManagedProcess, Supervisor
 
 POLL_INTERVAL_S: Final = 0.05
 POLL_TIMEOUT_S: Final = 2.0
+STOP_MARGIN_S: Final = 10.0
+"""On top of the shutdown timeout, before a service that does not end is killed."""
 SAID_WHY: Final = 1
 """The exit status of a service that has told the reason itself."""
 
@@ -57,12 +59,14 @@ class Runner(Protocol):
 class Processes:
     """One supervised process per service."""
 
-    def __init__(self, stack: StackPlan) -> None:
-        command = (sys.executable, "-m")
+    def __init__(self, stack: StackPlan, stop_timeout_s: float) -> None:
         self._supervisor = Supervisor(
             [
                 ManagedProcess(
-                    name, (*command, name, PARENT_FLAG), stack.environment(name, os.environ)
+                    name,
+                    (sys.executable, "-m", name, PARENT_FLAG),
+                    stack.environment(name, os.environ),
+                    stop_timeout_s,
                 )
                 for name in SERVICES
             ]
@@ -133,7 +137,7 @@ def _runner(settings: StackSettings, stack: StackPlan) -> Runner:
         from services.stack.single_process import SingleProcess
 
         return SingleProcess(stack)
-    return Processes(stack)
+    return Processes(stack, settings.shutdown_timeout + STOP_MARGIN_S)
 
 
 async def _until_ready(settings: StackSettings) -> float:

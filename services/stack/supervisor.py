@@ -20,7 +20,6 @@ FIRST_RESTART_DELAY_S: Final = 0.1
 LONGEST_RESTART_DELAY_S: Final = 5.0
 HEALTHY_AFTER_S: Final = 30.0
 """A process that lived this long starts over with the shortest delay."""
-STOP_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(slots=True)
@@ -31,12 +30,14 @@ class ManagedProcess:
         name: for logs.
         argv: the command.
         env: its whole environment.
+        stop_timeout_s: how long it may take to end.
         restart: whether to start it again when it dies; while False its death ends the watch.
     """
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str]
+    stop_timeout_s: float = 10.0
     restart: bool = False
     running: Process | None = field(default=None, init=False)
 
@@ -66,8 +67,8 @@ class ManagedProcess:
             )
             await asyncio.sleep(delay_s)
 
-    async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """SIGTERM, and SIGKILL after `timeout_s` seconds."""
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL when it takes too long."""
         self.restart = False
         process = self.running
         if process is None or process.returncode is not None:
@@ -75,7 +76,7 @@ class ManagedProcess:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), timeout_s)
+            await asyncio.wait_for(process.wait(), self.stop_timeout_s)
         except TimeoutError:
             log.warning("%s did not end and is killed", self.name)
             process.kill()

@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.fakes.engine import text_script
@@ -143,10 +142,30 @@ async def test_a_slow_reader_gets_all_c8(stack: FakeStack) -> None:
     assert _text_of(b"".join(parts).decode()) == TEXT
 
 
-async def test_stop_ends_with_streams_running(tmp_path: Path) -> None:
-    async with running_stack(tmp_path, shutdown_timeout_s=0.0) as stack:
-        stack.engine.hold = True
-        call = asyncio.create_task(stack.chat(stream=True))
-        await until(lambda: stack.engine.live)
-    with pytest.raises(httpx.TransportError):
-        (await call).raise_for_status()
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_stop_tells_the_streams_that_it_cuts_off(tmp_path: Path, begun: bool) -> None:
+    """Before the first chunk a 503, after it an error event and [DONE]; never a broken stream."""
+    async with running_stack(tmp_path, shutdown_timeout=0.2) as stack:
+        stack.engine.hold = not begun
+        stack.engine.step_s = 0.01
+        stack.engine.script = text_script(TEXT * 4)
+        call = asyncio.create_task(stack.chat(stream=True, max_tokens=400))
+        await until(
+            lambda: any(live.num_output or not begun for live in stack.engine.live.values())
+        )
+        stop = asyncio.create_task(stack.handle.stop())
+        response = await call
+        await stop
+        stack.handle.stop = _nothing  # type: ignore[method-assign]
+    if begun:
+        assert response.status_code == 200
+        last, done = [line for line in response.text.splitlines() if line][-2:]
+        assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
+        assert done == "data: [DONE]"
+    else:
+        assert response.status_code == 503
+        assert "retry-after" in response.headers
+
+
+async def _nothing() -> None:
+    """Already stopped."""

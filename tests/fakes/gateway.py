@@ -65,7 +65,7 @@ async def running_stack(
         "listen_address": f"unix:{folder}/gateway.sock",
         "enginecore_address": address,
         "cache_dir": folder / "cache",
-        "shutdown_timeout_s": 1.0,
+        "shutdown_timeout": 1.0,
         **settings,
     }
     handle = await start_gateway(GatewaySettings(**given))

@@ -52,9 +52,11 @@ async def test_one_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         "import pathlib, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         "pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
     )
-    process = ManagedProcess("deaf", (sys.executable, "-c", code, str(ready)), os.environ)
+    process = ManagedProcess(
+        "deaf", (sys.executable, "-c", code, str(ready)), os.environ, stop_timeout_s=0.1
+    )
     running = await process.start()
     while not ready.exists():
         await asyncio.sleep(0.01)
-    await process.stop(timeout_s=0.1)
+    await process.stop()
     assert running.returncode == -signal.SIGKILL
