@@ -37,9 +37,10 @@ class RunningWorker:
         await self._stopped.wait()
 
     async def stop(self) -> None:
-        """Ends running calls after a short grace, and the compute thread after its last job."""
+        """Ends running calls after a short grace, then the compute thread after its last job."""
         await self._server.stop(_GRACE_S)
         self._compute.stop()
+        await asyncio.to_thread(self._compute.join, _GRACE_S)
         self._stopped.set()
 
 

@@ -47,6 +47,13 @@ class ComputeThread:
         """Ends after the jobs that were given; does not wait."""
         self._jobs.put(None)
 
+    def join(self, timeout_s: float) -> None:
+        """Waits, after `stop`, until the thread has ended.
+
+        A thread that is still in native code when the interpreter goes away aborts the process.
+        """
+        self._thread.join(timeout_s)
+
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:

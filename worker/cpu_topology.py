@@ -29,3 +29,14 @@ def _quota_cpus() -> float | None:
         return None if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):
         return None
+
+
+def configure_openmp(num_threads: int | None) -> None:
+    """Sets what OpenMP reads when torch is imported; so it must come before that.
+
+    Args:
+        num_threads: threads of an operation; None: `default_num_threads()`.
+    """
+    # spinning threads would starve the other processes
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ["OMP_NUM_THREADS"] = str(num_threads or default_num_threads())

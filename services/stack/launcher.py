@@ -31,6 +31,7 @@ from services.process import PARENT_FLAG
 from services.settings import load_settings
 from services.stack.settings import SERVICES, StackPlan, StackSettings, plan
 from services.stack.supervisor import ManagedProcess, Supervisor
+from worker.cpu_topology import configure_openmp
 
 POLL_INTERVAL_S: Final = 0.05
 POLL_TIMEOUT_S: Final = 2.0
@@ -134,6 +135,7 @@ async def _serve(settings: StackSettings, stack: StackPlan) -> int:
 def _runner(settings: StackSettings, stack: StackPlan) -> Runner:
     if settings.single_process:
         # imported here: it brings torch into this process
+        configure_openmp(settings.num_threads)
         from services.stack.single_process import SingleProcess
 
         return SingleProcess(stack)
