@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Final, Self
 
@@ -63,13 +64,16 @@ class LaunchedStack:
         self.port = free_port()
         self.grpc_address = f"127.0.0.1:{free_port()}"
         self.base_url = f"http://127.0.0.1:{self.port}"
+        self._run_dir = TemporaryDirectory(prefix="seamline-")
+        self.enginecore_address = f"unix:{self._run_dir.name}/enginecore.sock"
         self.ready_after_s = 0.0
         self.process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
         started = time.monotonic()
         command = [sys.executable, "-m", "services.cli", "serve", "--port", str(self.port)]
-        command += ["--listen-address", self.grpc_address, *self._flags]
+        command += ["--listen-address", self.grpc_address, "--run-dir", self._run_dir.name]
+        command += self._flags
         with self._log_path.open("w") if self._log_path else nullcontext(sys.stderr) as log:
             self.process = subprocess.Popen(
                 command, env=self._env, stdout=subprocess.PIPE, stderr=log, text=True
@@ -102,6 +106,7 @@ class LaunchedStack:
                 process.kill()
         if process.stdout is not None:
             process.stdout.close()
+        self._run_dir.cleanup()
         return process.wait()
 
     def services(self) -> dict[str, psutil.Process]:

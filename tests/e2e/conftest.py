@@ -31,8 +31,7 @@ def stack(
         "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
         "OTEL_BSP_SCHEDULE_DELAY": "200",
     }
-    flags = ("--dtype", "float32", "--run-dir", str(folder / "run"))
-    with LaunchedStack(flags, env=env, log_path=folder / "log") as running:
+    with LaunchedStack(("--dtype", "float32"), env=env, log_path=folder / "log") as running:
         yield running
 
 

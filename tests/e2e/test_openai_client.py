@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from bench.launched_stack import LaunchedStack
 from tests.e2e.conftest import MODEL
-from tests.e2e.prometheus import gauge, wait_until_idle
+from tests.e2e.operations import sample, wait_until_idle
 
 QUESTION: list[ChatCompletionMessageParam] = [
     {"role": "user", "content": "What is the capital of France?"}
@@ -171,7 +171,7 @@ async def test_200_random_cancels_leave_nothing(
 
     await asyncio.gather(*(one(index) for index in range(200)))
     await wait_until_idle(stack)
-    assert gauge(stack, "vllm:num_requests_waiting") == 0
+    assert sample(stack, "vllm:num_requests_waiting") == 0
 
 
 async def _read(request: object) -> None:

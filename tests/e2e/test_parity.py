@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bench.launched_stack import LaunchedStack
 from seamline.common.v1 import sampling_pb2
 from seamline.gateway.v1 import gateway_pb2, gateway_pb2_grpc
-from tests.e2e.prometheus import gauge
+from tests.e2e.operations import sample
 
 PROMPT_LENGTHS = (1, 2, 3, 5, 8, 13, 15, 16, 17, 31, 32, 33, 64, 100, 128, 200, 257, 350, 512, 600)
 NUM_OUTPUT_TOKENS = 24
@@ -100,4 +100,4 @@ def test_with_preemptions(
     small_stack: LaunchedStack, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     assert generate(small_stack, prompts, at_once=len(prompts)) == expected
-    assert gauge(small_stack, "vllm:num_preemptions_total") > 0
+    assert sample(small_stack, "vllm:num_preemptions_total") > 0

@@ -51,12 +51,20 @@ def test_the_api_key_is_in_no_command_line(
     assert "sesame" not in (tmp_path / "log").read_text()
 
 
-def test_stopping_is_clean_and_quick(
+def test_it_serves_and_stops_while_the_collector_is_away(
     embedded_model_path: Path, cache_dir: Path, tmp_path: Path
 ) -> None:
-    env = {"SEAMLINE_CACHE_DIR": str(cache_dir)}
+    env = {
+        "SEAMLINE_CACHE_DIR": str(cache_dir),
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}",
+        "OTEL_BSP_SCHEDULE_DELAY": "100",
+    }
     with LaunchedStack(env=env, log_path=tmp_path / "log") as stack:
         processes = list(stack.services().values())
+        for _ in range(3):
+            body = {"prompt": "The capital of France is", "max_tokens": 1, "temperature": 0}
+            answer = httpx.post(f"{stack.base_url}/v1/completions", json=body, timeout=60)
+            assert answer.json()["choices"][0]["text"] == " Paris"
         assert stack.stop() == 0
     assert not any(process.is_running() for process in processes)
     assert "Traceback" not in (tmp_path / "log").read_text()
