@@ -27,7 +27,8 @@ $(BIN)/python:
 
 $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing Seamline (a few minutes, once) ..."
-	@$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[all]' | grep -E '^(Downloading|Installing|Successfully)' | cut -c1-100
+	@$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[all]' | \
+		{ grep -E '^ *(Downloading|Installing|Successfully)' || true; } | cut -c1-100
 	@$(BIN)/python -c 'import torch, grpc, fastapi'
 	@touch $@
 
