@@ -93,8 +93,9 @@ async def _until_signalled(
 
 
 def _shown(settings: ServiceSettings) -> dict[str, object]:
-    """The settings for the log, without what is secret."""
-    return {k: "***" if "key" in k and v else v for k, v in settings.model_dump().items()}
+    """What differs from the defaults, for the log, without what is secret."""
+    chosen = settings.model_dump(exclude_defaults=True, mode="json")
+    return {k: "***" if "key" in k else v for k, v in chosen.items()}
 
 
 def _die_with_parent() -> None:
