@@ -75,7 +75,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     if error.status_code == 405:
-        return error_response(MethodNotAllowedError(f"{where}: the method is not allowed"))
+        response = error_response(MethodNotAllowedError(f"{where}: the method is not allowed"))
+        response.headers.update(error.headers or {})
+        return response
     if error.status_code == 404:
         return error_response(RouteNotFoundError(f"{where}: no such route"))
     return error_response(InvalidArgumentError(str(error.detail)))
@@ -155,7 +157,8 @@ async def start_gateway(settings: GatewaySettings) -> GatewayHandle:
         engine = GrpcEngineClient(
             settings.enginecore_address, settings.engine_unavailable_timeout_s
         )
-        core = build_core(settings, engine, PromptEncoder(loaded.tokenizer, template))
+        encoder = PromptEncoder(loaded.tokenizer, template, lambda: _max_model_len(engine))
+        core = build_core(settings, engine, encoder)
         keys = ApiKeys(settings.api_key)
         grpc_server = GrpcServer(settings.listen_address, services=[SERVICE_NAME])
         servicer = GatewayServicer(core, keys)
@@ -169,6 +172,10 @@ async def start_gateway(settings: GatewaySettings) -> GatewayHandle:
     handle = GatewayHandle(core, engine, server, listener, grpc_server, settings.shutdown_timeout)
     log.info("the gateway listens on %s and %s", handle.base_url, handle.grpc_address)
     return handle
+
+
+def _max_model_len(engine: EngineClient) -> int | None:
+    return None if engine.info is None else engine.info.max_model_len
 
 
 def build_core(

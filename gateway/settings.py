@@ -34,7 +34,7 @@ class GatewaySettings(ServiceSettings):
         30.0, gt=0, description="How long requests wait for an engine that is away, in seconds"
     )
     max_request_bytes: int = Field(
-        16 * 1024 * 1024, ge=1024, description="Largest HTTP body, in bytes"
+        8 * 1024 * 1024, ge=1024, description="Largest HTTP body, in bytes"
     )
     max_choices: int = Field(
         256, ge=1, description="Most sequences of one request: prompts times n"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Final
 
 from tokenizers import Tokenizer as Backend
@@ -19,6 +20,7 @@ def _byte_of_char() -> dict[str, int]:
 
 
 BYTE_OF_CHAR: Final = _byte_of_char()
+_MOST_CHARS_NORMALIZED_TO_ONE: Final = 4
 
 
 class Tokenizer:
@@ -46,6 +48,17 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """The control tokens, which output text does not show."""
         return self._special_ids
+
+    def fewest_tokens(self, num_chars: int) -> int:
+        """A lower bound of the tokens that a text of this length has."""
+        return num_chars // self._longest_token_chars
+
+    @cached_property
+    def _longest_token_chars(self) -> int:
+        """The most characters of a text that one token may stand for."""
+        longest = max(map(len, self._backend.get_vocab()), default=1)
+        # a normalizer may write a few characters as one
+        return longest * (_MOST_CHARS_NORMALIZED_TO_ONE if self._backend.normalizer else 1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text; control tokens that it spells are taken as such.

@@ -1,12 +1,16 @@
 """POST /v1/chat/completions."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import FailFast, Field, model_validator
+from typing_extensions import TypeAliasType
 
-from gateway.schemas.body import Schema
+from gateway.schemas.body import FreeObject, Schema
 from gateway.schemas.generation import GenerationBody
 from services.errors import UnimplementedError
+
+MAX_MESSAGES: Final = 16_384
+"""Bounds what one body may cost to check; each message takes a few tokens, so none is missed."""
 
 
 class ContentPart(Schema):
@@ -22,11 +26,15 @@ class ContentPart(Schema):
         return self
 
 
+ContentParts = TypeAliasType("ContentParts", Annotated[list[ContentPart], FailFast()])
+"""An alias that has a name, because unions must hash their members and FailFast does not."""
+
+
 class ChatMessage(Schema):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
+    content: str | ContentParts | None = None
     name: str | None = None
     tool_calls: list[Any] | None = None
     function_call: dict[str, Any] | None = None
@@ -78,10 +86,10 @@ class ChatCompletionBody(GenerationBody):
         "web_search_options": [],
     }
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**32)] | None = None
     add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: FreeObject | None = None
 
     @property
     def token_limit(self) -> int | None:
