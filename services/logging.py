@@ -5,12 +5,22 @@ Fields beyond the message are passed as `extra={...}`. Prompts, outputs and keys
 
 import json
 import logging
+import re
 import sys
 import time
 from typing import Any
 
 # attributes that every LogRecord has: what is beyond them came as `extra`
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+# what would begin a line of its own, or steer a terminal
+_CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]")
+
+
+def _one_line(text: str) -> str:
+    """The text with control characters as escapes: values may come from clients."""
+    return _CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
@@ -30,7 +40,7 @@ class TextFormatter(logging.Formatter):
         head = f"{stamp}.{int(record.msecs):03d} {record.levelname} {self._service}"
         fields = "".join(f" {k}={v}" for k, v in _extras(record).items())
         trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
-        return f"{head} {record.getMessage()}{fields}{trace}"
+        return f"{head} {_one_line(record.getMessage() + fields)}{trace}"
 
 
 class JsonFormatter(logging.Formatter):

@@ -1,5 +1,8 @@
 import json
 import logging
+import sys
+
+import pytest
 
 from services.logging import JsonFormatter, TextFormatter
 
@@ -25,3 +28,20 @@ def test_text_lines_carry_the_extras_and_drop_none() -> None:
 
 def test_a_newline_in_a_value_stays_one_json_line() -> None:
     assert "\n" not in JsonFormatter("worker").format(record(request_id="a\nb"))
+
+
+@pytest.mark.parametrize("char", ["\n", "\r", "\x0b", "\x1b", "\x85", "\u2028", "\x00"])
+def test_a_client_cannot_forge_a_text_line(char: str) -> None:
+    """Neither in a field nor in the message: control characters are written as escapes."""
+    line = TextFormatter("gateway").format(record(request_id=f"a{char}2026 INFO b", why=f"é{char}"))
+    assert char not in line
+    assert len(line.splitlines()) == 1
+    assert "é" in line
+
+
+def test_a_traceback_keeps_its_lines() -> None:
+    try:
+        raise ValueError("first\nsecond")
+    except ValueError:
+        faulty = logging.makeLogRecord({"msg": "it failed", "exc_info": sys.exc_info()})
+    assert len(TextFormatter("gateway").format(faulty).splitlines()) > 3
