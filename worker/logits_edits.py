@@ -70,7 +70,9 @@ def _penalise(logits: Tensor, params: SamplingParams, history: TokenHistory) -> 
         seen = torch.from_numpy(np.unique(np.concatenate((history.prompt, history.output)))).long()
         chosen = logits[seen]
         factor = params.repetition_penalty
-        logits[seen] = torch.where(chosen > 0, chosen / factor, chosen * factor)
+        # a tiny factor must not make infinities, between which nothing can be chosen
+        highest = torch.finfo(torch.float32).max
+        logits[seen] = torch.where(chosen > 0, chosen / factor, chosen * factor).clamp_(max=highest)
     tokens, counts = np.unique(history.output, return_counts=True)
     index = torch.from_numpy(tokens).long()
     frequency = torch.from_numpy(counts).float() * params.frequency_penalty

@@ -197,6 +197,21 @@ def test_repetition_divides_positive_and_multiplies_negative_logits() -> None:
     assert [logits[t] for t in (8, 9, 4, 5, 10, 11)] == [0.5, -2.0, 0.5, -2.0, 1.0, -1.0]
 
 
+@pytest.mark.parametrize("penalty", [5e-324, 1e-300, 1e-40, 1e-36, 1e-3, 100.0])
+@pytest.mark.parametrize("temperature", [0.0, 1e-4, 1.0])
+def test_an_extreme_repetition_penalty_still_leaves_a_choice(
+    penalty: float, temperature: float
+) -> None:
+    """D2: a tiny one favours what was seen, and must not overflow to where nothing is drawn."""
+    params = SamplingParams(
+        repetition_penalty=penalty, presence_penalty=-2.0, temperature=temperature
+    )
+    logits = torch.tensor([[1.0, -1.0] * (VOCAB // 2)])
+    out = sample_rows(logits, [params], prompt=[8, 9], output=[4, 5])
+    assert out.failed == {}
+    assert penalty > 1 or int(out.token_ids[0]) in (4, 8)
+
+
 def test_allowed_token_ids_exclude_all_others() -> None:
     """D2."""
     logits = edited(SamplingParams(allowed_token_ids=(3, 7)))
