@@ -21,6 +21,15 @@ from services.errors import FailedPreconditionError, InvalidArgumentError
 
 MAX_RENDERED_CHARS: Final = 64 * 1024 * 1024
 MAX_RENDER_S: Final = 5.0
+_FAULTS: Final = (
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
+"""What a template raises that does not fit the messages."""
 
 
 class _GenerationTag(Extension):
@@ -126,7 +135,7 @@ class ChatTemplate:
             raise InvalidArgumentError(
                 f"the chat template refuses these messages: {error.message}", param="messages"
             ) from error
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        except _FAULTS as error:
             raise InvalidArgumentError(
                 "the chat template cannot render these messages", param="messages"
             ) from error
@@ -135,7 +144,7 @@ class ChatTemplate:
         deadline = self._clock() + MAX_RENDER_S
         pieces: list[str] = []
         num_chars = 0
-        for piece in self._template.generate(**variables):
+        for piece in self._template.generate(variables):
             pieces.append(piece)
             num_chars += len(piece)
             if num_chars > MAX_RENDERED_CHARS or self._clock() > deadline:

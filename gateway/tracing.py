@@ -5,7 +5,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace import (
+    Span,
+    SpanKind,
+    Status,
+    StatusCode,
+    get_current_span,
+    set_span_in_context,
+)
 
 from services.errors import ErrorCode, ServiceError
 from services.telemetry import context_from_headers, trace_id_of, traceparent_of, tracer
@@ -24,6 +31,8 @@ _CLIENTS_FAULT = frozenset(
     }
 )
 CANCELLED = "cancelled by the client"
+MAX_TRACESTATE_CHARS = 512
+"""What W3C has everybody pass on at least."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -70,7 +79,15 @@ def start_request(name: str, traceparent: str | None, tracestate: str | None) ->
     """Starts a SERVER span below what the client sent."""
     context = context_from_headers(traceparent, tracestate)
     span = tracer(_COMPONENT).start_span(name, context=context, kind=SpanKind.SERVER)
-    return RequestTrace(span, tracestate if traceparent else None)
+    return RequestTrace(span, _usable_state(context, tracestate))
+
+
+def _usable_state(context: Context, tracestate: str | None) -> str | None:
+    """The trace state to pass on: W3C has what is malformed or too long dropped, not refused."""
+    parent = get_current_span(context).get_span_context()
+    if not tracestate or len(tracestate) > MAX_TRACESTATE_CHARS or not parent.trace_state:
+        return None
+    return tracestate
 
 
 def mark_error(span: Span, error: ServiceError) -> None:

@@ -1,12 +1,16 @@
 """From a request's bytes to a checked schema; every error names the parameter at fault."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from services.errors import InvalidArgumentError, UnimplementedError
+
+MAX_DEPTH: Final = 64
+"""Of an object that a template takes; no schema of tools or documents comes near it."""
 
 
 class Schema(BaseModel):
@@ -21,6 +25,25 @@ class Schema(BaseModel):
 
 
 M = TypeVar("M", bound=Schema)
+
+
+def _check_depth(value: dict[str, Any]) -> dict[str, Any]:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        children = (v.values() if isinstance(v, dict) else v for v in level)
+        level = [v for items in children for v in items if isinstance(v, dict | list)]
+        if not level:
+            return value
+    raise ValueError(f"is nested deeper than {MAX_DEPTH} levels")
+
+
+FreeObject = Annotated[dict[str, Any], AfterValidator(_check_depth)]
+"""A JSON object of the client's own making, which recursion over it survives."""
+
+
+def fault_of(param: str, message: str) -> PydanticCustomError:
+    """What a validator of a whole body raises to name the parameter at fault."""
+    return PydanticCustomError("parameter", "{message}", {"param": param, "message": message})
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -59,7 +82,7 @@ def validate(schema: type[M], value: Mapping[str, Any]) -> M:
         faults = error.errors(include_url=False, include_input=False)
         # of the forms that a parameter may have, the one that fits furthest
         param, fault = max(
-            ((_param(fault["loc"], value), fault) for fault in faults),
+            ((_param(_location(fault), value), fault) for fault in faults),
             key=lambda pair: pair[0].count(".") + pair[0].count("["),
         )
         reason = fault["msg"].removeprefix("Value error, ")
@@ -82,6 +105,11 @@ def _models_in(value: object) -> Iterator[BaseModel]:
     elif isinstance(value, list):
         for item in value:
             yield from _models_in(item)
+
+
+def _location(fault: ErrorDetails) -> tuple[str | int, ...]:
+    named = fault.get("ctx", {}).get("param")
+    return (*fault["loc"], named) if isinstance(named, str) else fault["loc"]
 
 
 def _param(loc: Sequence[str | int], value: Any) -> str:  # noqa: ANN401 - JSON values

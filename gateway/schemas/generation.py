@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.output_processor import OutputOptions
 from gateway.request import SamplingParams
-from gateway.schemas.body import Schema
+from gateway.schemas.body import Schema, fault_of
 
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 1024
@@ -101,9 +101,9 @@ class GenerationBody(Schema):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is only allowed when stream is true")
+            raise fault_of("stream_options", "stream_options is only allowed when stream is true")
         if self.min_tokens and self.token_limit and self.min_tokens > self.token_limit:
-            raise ValueError("min_tokens must not be over max_tokens")
+            raise fault_of("min_tokens", "min_tokens must not be over max_tokens")
         return self
 
     @property

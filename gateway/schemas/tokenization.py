@@ -1,10 +1,10 @@
 """POST /tokenize and /detokenize."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from gateway.schemas.body import Schema
+from gateway.schemas.body import FreeObject, Schema
 from gateway.schemas.chat import ChatMessage
 from gateway.schemas.generation import TokenId
 
@@ -17,7 +17,7 @@ class TokenizeBody(Schema):
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: FreeObject | None = None
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:

@@ -36,6 +36,14 @@ async def _assert_serves(stack: FakeStack) -> None:
     assert (await stack.chat(max_tokens=1)).status_code == 200
 
 
+def nested(depth: int) -> dict[str, Any]:
+    """Lists in lists in an object; a JSON parser takes about a thousand."""
+    value: Any = "<|im_start|>"
+    for _ in range(depth):
+        value = [value]
+    return {"deep": value}
+
+
 CHAT_FAULTS: list[tuple[dict[str, Any], int, str]] = [
     ({"messages": None}, 400, "messages"),
     ({"messages": []}, 400, "messages"),
@@ -98,6 +106,10 @@ CHAT_FAULTS: list[tuple[dict[str, Any], int, str]] = [
     ({"cache_salt": ""}, 400, "cache_salt"),
     ({"request_id": "a b\n"}, 400, "request_id"),
     ({"chat_template_kwargs": []}, 400, "chat_template_kwargs"),
+    ({"chat_template_kwargs": nested(100)}, 400, "chat_template_kwargs"),
+    ({"chat_template_kwargs": nested(900)}, 400, "chat_template_kwargs"),
+    ({"stream": False, "stream_options": {}}, 400, "stream_options"),
+    ({"min_tokens": 3, "max_tokens": 2}, 400, "min_tokens"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 501, "tools"),
     ({"tool_choice": "required"}, 501, "tool_choice"),
     ({"response_format": {"type": "json_object"}}, 501, "response_format"),
@@ -195,18 +207,21 @@ async def test_a_body_without_a_length_is_bounded_too(stack: FakeStack) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
+    ("method", "path", "status", "allowed"),
     [
-        ("GET", CHAT, 405),
-        ("DELETE", "/v1/models", 405),
-        ("GET", "/v1/nothing", 404),
-        ("POST", "/", 404),
-        ("GET", "/%00", 404),
+        ("GET", CHAT, 405, "POST"),
+        ("DELETE", "/v1/models", 405, "GET"),
+        ("GET", "/v1/nothing", 404, None),
+        ("POST", "/", 404, None),
+        ("GET", "/%00", 404, None),
     ],
 )
-async def test_unknown_routes(stack: FakeStack, method: str, path: str, status: int) -> None:
+async def test_unknown_routes(
+    stack: FakeStack, method: str, path: str, status: int, allowed: str | None
+) -> None:
     answer = await stack.http.request(method, path)
     assert answer.status_code == status
+    assert answer.headers.get("allow") == allowed
     _assert_shape(answer.json())
 
 

@@ -145,6 +145,31 @@ async def test_grpc_metadata_carries_the_context(
     assert stack.engine.added[-1].traceparent.startswith(f"00-{TRACE_ID}-")
 
 
+@pytest.mark.parametrize(
+    ("traceparent", "tracestate"),
+    [
+        ("", "vendor=1"),
+        ("garbage", "vendor=1"),
+        (f"00-{'0' * 32}-{PARENT_ID}-01", "vendor=1"),
+        ("0" * 5000, "vendor=1"),
+        (TRACEPARENT, "v=" + "y" * 5000),
+        (TRACEPARENT, ",".join(f"v{i}=1" for i in range(500))),
+    ],
+)
+async def test_bad_trace_headers_never_cost_a_request_g1(
+    stack: FakeStack, traceparent: str, tracestate: str
+) -> None:
+    """W3C: what is malformed or too long is dropped, not answered with an error."""
+    headers = {"traceparent": traceparent, "tracestate": tracestate}
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    answer = await stack.http.post("/v1/chat/completions", json=body, headers=headers)
+    assert answer.status_code == 200
+    assert stack.engine.added[-1].tracestate == ""
+    request = gateway_pb2.GenerateRequest(input=gateway_pb2.GenerateInput(text="hi"))
+    await stack.stub.Generate(request, metadata=tuple(headers.items()))
+    assert stack.engine.added[-1].tracestate == ""
+
+
 async def test_probes_are_not_traced(stack: FakeStack, exporter: InMemorySpanExporter) -> None:
     for path in ("/health", "/ready", "/metrics", "/version"):
         await stack.http.get(path)

@@ -8,7 +8,7 @@ from services.errors import FailedPreconditionError, InvalidArgumentError
 USER = [{"role": "user", "content": "hi"}]
 
 
-def _render(source: str, **extra: object) -> str:
+def _render(source: str, /, **extra: object) -> str:
     return ChatTemplate(source, {"bos_token": "<s>"}).render(USER, extra=extra)
 
 
@@ -44,11 +44,17 @@ def test_template_may_refuse() -> None:
         "{{ messages.append(1) }}",
         "{{ 1 + 'a' }}",
         "{{ 1 / 0 }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
 def test_faults_are_the_requests_own(source: str) -> None:
     with pytest.raises(InvalidArgumentError):
         _render(source)
+
+
+@pytest.mark.parametrize("name", ["self", "context", "args", "kwargs"])
+def test_a_variable_may_have_any_name(name: str) -> None:
+    assert _render("{{ messages[0].content }}", **{name: 1}) == "hi"
 
 
 def test_output_is_bounded() -> None:
