@@ -25,10 +25,11 @@ from typing import Final, Protocol
 import uvloop
 
 from services import embedded_model
-from services.errors import ServiceError
+from services.errors import InvalidArgumentError, ServiceError, UnavailableError
 from services.logging import configure_logging
 from services.process import PARENT_FLAG
 from services.settings import load_settings
+from services.stack.http_port import settle_port
 from services.stack.settings import SERVICES, StackPlan, StackSettings, plan
 from services.stack.supervisor import ManagedProcess, Supervisor
 from worker.cpu_topology import configure_openmp
@@ -37,6 +38,8 @@ POLL_INTERVAL_S: Final = 0.05
 POLL_TIMEOUT_S: Final = 2.0
 STOP_MARGIN_S: Final = 10.0
 """On top of the shutdown timeout, before a service that does not end is killed."""
+MAX_SOCKET_PATH_BYTES: Final = 107
+"""The kernel's limit."""
 SAID_WHY: Final = 1
 """The exit status of a service that has told the reason itself."""
 
@@ -97,6 +100,8 @@ def serve(argv: Sequence[str]) -> int:
     """Runs until SIGTERM or SIGINT; returns the exit status."""
     try:
         settings = load_settings(StackSettings, argv, prog="seamline serve")
+        port = settle_port(settings.host, settings.port)
+        settings = settings.model_copy(update={"port": port})
         configure_logging(settings.log_level, settings.log_format, service="seamline")
         if not settings.model and not embedded_model.is_present(settings.cache_dir):
             _say("Downloading the default model, SmolLM2-135M-Instruct (93 MB) ...")
@@ -192,15 +197,25 @@ def _host(settings: StackSettings) -> str:
 def _run_dir(settings: StackSettings) -> Iterator[Path]:
     """The folder of the sockets; a temporary one is removed at the end."""
     if settings.run_dir is not None:
-        settings.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_run_dir(settings.run_dir)
         yield settings.run_dir
         return
-    # Unix socket paths are limited to 107 bytes: a short folder of our own
+    # a short folder of our own
     folder = Path(tempfile.mkdtemp(prefix="seamline-"))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_run_dir(folder: Path) -> None:
+    longest = max(len(os.fsencode(f"{folder}/{name}.sock")) for name in SERVICES)
+    if longest > MAX_SOCKET_PATH_BYTES:
+        raise InvalidArgumentError(f"--run-dir: {folder} is too long for the path of a Unix socket")
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UnavailableError(f"--run-dir: {folder}: {error.strerror}") from error
 
 
 def _say(line: str, *, error: bool = False) -> None:
