@@ -5,14 +5,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from enginecore import wire
 from enginecore.kv_cache_config import KVCacheConfig, WorkerFacts
 from enginecore.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from enginecore.worker_link import LoadOptions, WorkerLink
 from seamline.worker.v1 import worker_pb2
-from services.errors import InvalidArgumentError, UnavailableError
+from services.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+
+_FIRST_LEAP: Final = 1_000_000_000
+"""A second, in the nanoseconds that epochs are made of."""
+_MAX_EPOCH: Final = 2**64 - 1
 
 
 class ExecutorLostError(Exception):
@@ -77,6 +81,7 @@ class GrpcExecutor:
         self._links: list[WorkerLink] = []
         self._pending: dict[int, _PendingStep] = {}
         self._epoch = 0
+        self._leap = _FIRST_LEAP
         self._lost: ExecutorLostError | None = None
         self.on_lost: Callable[[], None] = lambda: None
 
@@ -88,10 +93,17 @@ class GrpcExecutor:
     async def load(self, on_progress: Callable[[float], None]) -> WorkerFacts:
         """Takes the lease, loads the model, measures memory."""
         await self.close()
-        # Over every epoch that an enginecore on a machine with a sane clock has had.
-        self._epoch = max(time.time_ns(), self._epoch + 1)
+        # Over every epoch that an enginecore on a machine with the same clock has had.
+        self._epoch = min(max(time.time_ns(), self._epoch + self._leap), _MAX_EPOCH)
         self._links = [WorkerLink(address, self._epoch) for address in self._addresses]
-        attached = await asyncio.gather(*(link.attach(self._engine_id) for link in self._links))
+        try:
+            attached = await asyncio.gather(*(link.attach(self._engine_id) for link in self._links))
+        except FailedPreconditionError:
+            # The last holder's clock was ahead of ours: its epoch is found by longer and longer
+            # leaps, not by waiting until our clock is there.
+            self._leap *= 2
+            raise
+        self._leap = _FIRST_LEAP
         models = await asyncio.gather(
             *(link.load_model(self._options, on_progress) for link in self._links)
         )

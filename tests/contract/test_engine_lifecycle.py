@@ -1,6 +1,7 @@
 """An enginecore's states: starting, serving, recovering, draining, failed."""
 
 import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -119,6 +120,17 @@ async def test_worker_killed_mid_run_costs_a_pause_only(down_s: float) -> None:
         assert old.mismatches == []
         assert stack.num_free_blocks == free
         assert await health(stack) == SERVING
+
+
+async def test_a_lease_from_a_clock_that_is_ahead_is_taken_back() -> None:
+    """Its epoch is leapt over; waiting would last as long as the clocks are apart."""
+    async with engine_stack(step_delay_s=0.005) as stack:
+        result = asyncio.create_task(collect(stack.generate("a", PROMPT, 60)))
+        await stack.wait_until(lambda: stack.worker.num_steps > 5)
+        ahead = stack.worker.epoch = time.time_ns() + 300 * 1_000_000_000
+        tokens, _ = await asyncio.wait_for(result, 20)
+        assert tokens == expected_tokens(PROMPT, 60)
+        assert stack.worker.epoch > ahead
 
 
 async def test_idle_worker_loss_is_noticed_and_the_prefix_cache_forgotten() -> None:
