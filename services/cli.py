@@ -28,6 +28,16 @@ def serve(context: typer.Context) -> None:
     sys.exit(run(context.args))
 
 
+@app.command(context_settings=PASS_ON)
+def bench(context: typer.Context) -> None:
+    """Measure a running server, or a stack of its own (--help: all options)."""
+    # imported here: it needs the development tools
+    from bench.served import main as measure
+
+    sys.argv = ["seamline bench", *context.args]
+    typer.run(measure)
+
+
 @app.command("fetch-model")
 def fetch_model(
     cache_dir: Annotated[

@@ -6,6 +6,7 @@ or separate values with commas.
 """
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -51,6 +52,7 @@ class ServiceSettings(BaseSettings):
     yaml_values: ClassVar[dict[str, Any]] = {}
 
     listen_address: str = Field(description="Where gRPC listens: host:port or unix:/path")
+    config: str | None = Field(None, description="A YAML file of settings, below flags and env")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log lines to write"
     )
@@ -88,10 +90,11 @@ def load_settings(cls: type[S], argv: Sequence[str], *, prog: str) -> S:
     """
     head = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     head.add_argument("--config")
-    known, rest = head.parse_known_args(list(argv))
-    source = type(cls.__name__, (cls,), {"yaml_values": _read_yaml(known.config)})
+    known, _ = head.parse_known_args(list(argv))
+    values = _read_yaml(known.config or os.environ.get("SEAMLINE_CONFIG"))
+    source = type(cls.__name__, (cls,), {"yaml_values": values})
     try:
-        settings: S = source(_cli_parse_args=rest, _cli_prog_name=prog)
+        settings: S = source(_cli_parse_args=list(argv), _cli_prog_name=prog)
     except ValidationError as error:
         faults = (
             f"--{str(fault['loc'][0]).replace('_', '-') if fault['loc'] else '?'}: {fault['msg']}"

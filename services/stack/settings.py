@@ -70,7 +70,8 @@ def plan(settings: StackSettings, run_dir: Path) -> StackPlan:
         settings: the launcher's.
         run_dir: an existing folder for the sockets.
     """
-    given = {name: getattr(settings, name) for name in settings.model_fields_set}
+    # what a YAML file said is among the values: the services need not read it again
+    given = {name: getattr(settings, name) for name in settings.model_fields_set - {"config"}}
     worker, core = (f"unix:{run_dir}/{name}.sock" for name in ("worker", "enginecore"))
     model = settings.model or str(embedded_model.path_in(settings.cache_dir))
     metrics = settings.metrics_port
