@@ -30,7 +30,7 @@ from gateway.routes.generation import add_generation_routes
 from gateway.routes.operations import add_model_routes, add_probe_routes, add_tokenizer_routes
 from gateway.servicer import SERVICE_NAME, GatewayServicer
 from gateway.settings import GatewaySettings
-from gateway.tokenizer_config import TokenizerConfig
+from gateway.tokenizer_config import TokenizerConfig, read_template
 from gateway.tokenizer_source import load_tokenizer
 from gateway.tracing import mark_error
 from seamline.gateway.v1 import gateway_pb2_grpc
@@ -202,7 +202,7 @@ def _chat_template(given: str | None, config: TokenizerConfig) -> ChatTemplate |
         if "{" in given:
             source = given
         elif path.is_file():
-            source = path.read_text()
+            source = read_template(path)
         else:
             raise NotFoundError(f"no such chat template: {given}")
     return ChatTemplate(source, config.special_tokens) if source else None

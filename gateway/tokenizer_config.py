@@ -38,7 +38,12 @@ class TokenizerConfig:
     @classmethod
     def from_json(cls, text: str) -> "TokenizerConfig":
         """Reads `to_json`'s form. Errors: ValueError, TypeError for any other text."""
-        return cls(**json.loads(text))
+        config = cls(**json.loads(text))
+        if not isinstance(config.chat_template, str | None):
+            raise TypeError("the chat template is not text")
+        if not all(isinstance(token, str) for token in dict(config.special_tokens).values()):
+            raise TypeError("a special token is not text")
+        return config
 
 
 def read_config(folder: Path) -> TokenizerConfig:
@@ -47,8 +52,8 @@ def read_config(folder: Path) -> TokenizerConfig:
     Errors: FailedPreconditionError naming a file that is not what it should be.
     """
     config = _read_json(folder / "tokenizer_config.json")
-    named = {**_read_json(folder / "special_tokens_map.json"), **config}
-    special = {name: _text(named[name]) for name in _NAMED if named.get(name)}
+    named = _read_json(folder / "special_tokens_map.json") | config
+    special = {name: _text(named[name], name, folder) for name in _NAMED if named.get(name)}
     return TokenizerConfig(
         chat_template=_chat_template(folder, config),
         special_tokens=special,
@@ -78,16 +83,31 @@ def add_named_tokens(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text()
+        return read_template(file)
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
-        by_name = {entry["name"]: entry["template"] for entry in template}
-        template = by_name.get("default")
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        template = next((e.get("template") for e in entries if e.get("name") == "default"), None)
+    if not isinstance(template, str | None):
+        raise FailedPreconditionError(
+            f"{folder / 'tokenizer_config.json'}: chat_template is not text"
+        )
     return template
 
 
-def _text(token: object) -> str:
-    return str(token["content"]) if isinstance(token, dict) else str(token)
+def read_template(file: Path) -> str:
+    """A file's Jinja text. Errors: FailedPreconditionError naming a file that is not text."""
+    try:
+        return file.read_text()
+    except UnicodeDecodeError as error:
+        raise FailedPreconditionError(f"{file} is not UTF-8 text") from error
+
+
+def _text(token: object, name: str, folder: Path) -> str:
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise FailedPreconditionError(f"{folder}: {name} in the tokenizer's files is not text")
+    return text
 
 
 def _read_json(path: Path) -> dict[str, Any]:
