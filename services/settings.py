@@ -36,6 +36,18 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """The type of a setting that is a list of words."""
 
 
+def _split_at_commas(value: Any) -> Any:  # noqa: ANN401 - a validator sees anything
+    if isinstance(value, str):
+        return [part for item in value.split(",") if (part := item.strip())]
+    if isinstance(value, list | tuple):
+        return [part for item in value for part in _split_at_commas(item)]
+    return value
+
+
+Addresses = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_at_commas)]
+"""The type of a setting that is a list of addresses: paths of Unix sockets may have spaces."""
+
+
 class ServiceSettings(BaseSettings):
     """What every process has."""
 

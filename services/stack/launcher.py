@@ -212,6 +212,8 @@ def _make_run_dir(folder: Path) -> None:
     longest = max(len(os.fsencode(f"{folder}/{name}.sock")) for name in SERVICES)
     if longest > MAX_SOCKET_PATH_BYTES:
         raise InvalidArgumentError(f"--run-dir: {folder} is too long for the path of a Unix socket")
+    if "," in str(folder):
+        raise InvalidArgumentError(f"--run-dir: {folder} has a comma, which separates addresses")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

@@ -47,6 +47,15 @@ def test_an_index_that_cannot_be_reached_is_one_line(
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path, below: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(UnavailableError, match="cannot keep the default model in") as caught:
+        embedded_model.fetch(file / below)
+    assert str(file) in caught.value.message
+
+
 def test_a_half_file_does_not_count_as_present(tmp_path: Path) -> None:
     path = embedded_model.path_in(tmp_path)
     path.parent.mkdir(parents=True)

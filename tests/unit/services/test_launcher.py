@@ -35,7 +35,12 @@ def test_a_second_stack_on_a_port_is_one_clear_failure(
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("file", "File exists"), ("file/below", "Not a directory"), ("x" * 120, "too long")],
+    [
+        ("file", "File exists"),
+        ("file/below", "Not a directory"),
+        ("x" * 120, "too long"),
+        ("a,b", "comma"),
+    ],
 )
 def test_a_folder_for_sockets_that_cannot_be_is_one_clear_failure(
     model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, reason: str

@@ -4,7 +4,7 @@ import pytest
 from pydantic import Field
 
 from services.errors import InvalidArgumentError, NotFoundError
-from services.settings import Names, ServiceSettings, load_settings
+from services.settings import Addresses, Names, ServiceSettings, load_settings
 
 
 class Sample(ServiceSettings):
@@ -42,6 +42,21 @@ def test_flag_beats_environment_beats_yaml_beats_default(
 )
 def test_lists_repeat_or_separate(argv: tuple[str, ...]) -> None:
     assert load(*argv).api_key == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("unix:/a b/☃/x.sock", ("unix:/a b/☃/x.sock",)),
+        ("unix:/a b,host:1, host:2 ,", ("unix:/a b", "host:1", "host:2")),
+    ],
+)
+def test_an_address_may_have_spaces(text: str, addresses: tuple[str, ...]) -> None:
+    class Caller(ServiceSettings):
+        listen_address: str = ""
+        peer: Addresses
+
+    assert load_settings(Caller, ["--peer", text], prog="x").peer == addresses
 
 
 def test_lists_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
