@@ -115,7 +115,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FailedPreconditionError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise FailedPreconditionError(f"{path} is not a JSON object")

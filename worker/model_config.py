@@ -1,6 +1,7 @@
 """What the model code needs to know of a checkpoint, from whichever file tells it."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
@@ -9,6 +10,15 @@ from services.errors import InvalidArgumentError
 
 _GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 _ROPE_TYPES = ("default", "linear", "llama3")
+_SIZES = (
+    *("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
+    *("vocab_size", "max_position_embeddings"),
+)
+_MAX_SIZE = 2**24
+_MAX_LAYERS = 1024
+"""Far over any model: beyond them the file is corrupt, and building it would take for ever."""
+_MALFORMED = (TypeError, ValueError, AttributeError, ArithmeticError)
+"""What reading a value of another type or kind raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +69,17 @@ class ModelConfig:
         Errors: InvalidArgumentError naming what is missing, malformed or not supported.
         """
         architectures = config.get("architectures") or []
-        if len(architectures) != 1:
+        if not isinstance(architectures, list) or len(architectures) != 1:
             raise InvalidArgumentError(f"config.json names no single architecture: {architectures}")
         if config.get("sliding_window") and config.get("use_sliding_window", True):
             raise InvalidArgumentError("sliding-window attention is not supported")
         if config.get("hidden_act", "silu") != "silu":
             raise InvalidArgumentError(f"hidden_act {config['hidden_act']} is not supported")
         try:
-            return cls(**_hf_fields(architectures[0], config, generation or {}))
+            return cls(**_hf_fields(str(architectures[0]), config, generation or {}))._checked()
         except KeyError as error:
             raise InvalidArgumentError(f"config.json lacks {error.args[0]}") from error
-        except (TypeError, ValueError) as error:
+        except _MALFORMED as error:
             raise InvalidArgumentError(f"config.json is malformed: {error}") from error
 
     @classmethod
@@ -90,9 +100,30 @@ class ModelConfig:
         if f"{name}.rope.scaling.type" in metadata:
             raise InvalidArgumentError("rope scaling in GGUF files is not supported")
         try:
-            return cls(**_gguf_fields(str(name), architecture, metadata, vocab_size, tied))
+            fields = _gguf_fields(str(name), architecture, metadata, vocab_size, tied)
+            return cls(**fields)._checked()
         except KeyError as error:
             raise InvalidArgumentError(f"GGUF metadata lacks {error.args[0]}") from error
+        except _MALFORMED as error:
+            raise InvalidArgumentError(f"GGUF metadata is malformed: {error}") from error
+
+    def _checked(self) -> Self:
+        """Itself, if a model can have this shape. Errors: ValueError."""
+        for name in _SIZES:
+            if not 1 <= getattr(self, name) <= _MAX_SIZE:
+                raise ValueError(f"{name} is {getattr(self, name)}, not 1 to {_MAX_SIZE}")
+        if self.num_layers > _MAX_LAYERS:
+            raise ValueError(f"num_layers is {self.num_layers}, over {_MAX_LAYERS}")
+        if self.num_heads % self.num_kv_heads or self.head_dim % 2:
+            raise ValueError(
+                f"{self.num_heads} heads of {self.head_dim} do not share {self.num_kv_heads} "
+                "key-value heads, or are odd"
+            )
+        if not (math.isfinite(self.rms_norm_eps) and 0 < self.rope_theta < math.inf):
+            raise ValueError(f"rms_norm_eps {self.rms_norm_eps} or rope_theta {self.rope_theta}")
+        if not all(0 <= token < self.vocab_size for token in self.eos_token_ids):
+            raise ValueError(f"an end-of-sequence token of {self.eos_token_ids} is no token")
+        return self
 
     def to_json(self) -> str:
         """For a cached copy of a conversion."""

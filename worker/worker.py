@@ -120,7 +120,10 @@ class Worker:
             targets = model.weight_targets()
             with torch.inference_mode():
                 load_into(source, targets, progress)
-        except (MemoryError, torch.OutOfMemoryError) as error:
+        except (MemoryError, RuntimeError) as error:
+            # on a CPU torch has no type of its own for it
+            if isinstance(error, RuntimeError) and "allocate" not in str(error).lower():
+                raise
             raise ResourceExhaustedError(f"{spec.model} does not fit into memory") from error
         self._model = model
         weight_bytes = sum(target.nbytes for target in targets.values())

@@ -73,7 +73,7 @@ def read_hf_config(path: Path) -> ModelConfig:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"corrupt model file {path}: not JSON") from error
     if not isinstance(value, dict):
         raise InvalidArgumentError(f"corrupt model file {path}: not a JSON object")

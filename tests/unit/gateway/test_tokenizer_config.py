@@ -76,6 +76,7 @@ def test_a_kept_form_that_is_not_ours_is_refused(text: str) -> None:
         ("tokenizer_config.json", b'{"eos_token": "\xff"}'),
         ("special_tokens_map.json", b'{"bos_token": 7}'),
         ("special_tokens_map.json", b"[]"),
+        ("tokenizer_config.json", b"[" * 100_000),
         ("chat_template.jinja", b"\xff\xfe{{ x }}"),
     ],
 )

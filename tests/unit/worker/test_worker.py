@@ -75,6 +75,27 @@ def test_sizes_that_cannot_be_are_refused(fresh: Worker) -> None:
         fresh.initialize_kv_cache(replace(SHAPE, num_blocks=2**40))
 
 
+def test_a_model_that_does_not_fit_is_named(
+    tiny_llama: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, torch says so by a plain RuntimeError; others are not taken for it."""
+    worker = Worker(Device("cpu", has_native_bfloat16=False), tmp_path)
+    spec = ModelSpec(str(tiny_llama[0]), torch.float32)
+
+    def load() -> None:
+        worker.load_model(spec, lambda _loaded, _total: None)
+
+    monkeypatch.setattr("worker.worker.build_model", lambda *_: torch.empty(2**60))
+    with pytest.raises(ResourceExhaustedError, match="does not fit into memory"):
+        load()
+    monkeypatch.setattr("worker.worker.build_model", lambda *_: torch.zeros(2) @ torch.zeros(3))
+    with pytest.raises(RuntimeError, match="inconsistent"):
+        load()
+    assert worker.loaded is None
+    monkeypatch.undo()
+    load()
+
+
 def test_one_worker_has_one_model(fresh: Worker, tiny_llama: tuple[Path, Any]) -> None:
     loaded = fresh.loaded
     spec = ModelSpec(str(tiny_llama[0]), torch.float32)

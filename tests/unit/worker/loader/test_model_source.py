@@ -121,6 +121,22 @@ def test_what_is_wrong_with_a_tensor_is_named(
         ({"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
         ({"hidden_size": "many"}, "malformed"),
         ({"sliding_window": 512}, "sliding-window"),
+        ({"architectures": 5}, "no single architecture"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "is not supported"),
+        ({"rope_parameters": [1]}, "malformed"),
+        ({"rope_parameters": "linear"}, "malformed"),
+        ({"rope_parameters": {"rope_theta": 0}}, "rope_theta"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"num_attention_heads": 0}, "malformed"),
+        ({"num_attention_heads": -4}, "num_heads"),
+        ({"num_key_value_heads": 5}, "key-value heads"),
+        ({"head_dim": 3}, "odd"),
+        ({"num_hidden_layers": 0}, "num_layers"),
+        ({"num_hidden_layers": 10**9}, "num_layers"),
+        ({"num_hidden_layers": 5000}, "num_layers"),
+        ({"vocab_size": 10**10}, "vocab_size"),
+        ({"hidden_size": float("inf")}, "malformed"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings"),
     ],
 )
 def test_what_is_wrong_with_a_configuration_is_named(
@@ -136,6 +152,26 @@ def test_a_missing_key_is_named(copy: Path) -> None:
     del config["intermediate_size"]
     (copy / "config.json").write_text(json.dumps(config))
     with pytest.raises(InvalidArgumentError, match="lacks intermediate_size"):
+        open_it(copy)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [(10**6, "end-of-sequence"), ([-1], "end-of-sequence"), ("x", "malformed"), (1.5, "malformed")],
+)
+def test_an_end_of_sequence_token_that_is_none_is_named(
+    copy: Path, tokens: object, text: str
+) -> None:
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": tokens}))
+    with pytest.raises(InvalidArgumentError, match=text):
+        open_it(copy)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000, b""])
+def test_a_file_that_is_not_a_json_object_is_named(copy: Path, name: str, content: bytes) -> None:
+    (copy / name).write_bytes(content)
+    with pytest.raises(InvalidArgumentError, match=name):
         open_it(copy)
 
 
