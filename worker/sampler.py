@@ -2,10 +2,12 @@
 
 Edits of single requests and grammar masks come first (`logits_edits`). Greedy rows then take the
 most likely token. For the others: divide by the temperature, softmax, min_p, top_k, top_p (each
-over what the one before left), and invert the cumulative distribution, in order of token ids, at
-the row's noise. That order does not depend on the probabilities, so a rounding difference moves a
-boundary a little but never swaps two tokens; ties at the edge of top_k and top_p are cut by token
-id too. Nothing a row draws depends on the other rows.
+over what the one before left), and let the tokens left race: each arrives after an exponentially
+distributed time over its probability, and the first one is drawn with just that probability (the
+Gumbel-max trick, without a logarithm). Times are the noise of (seed, position, token), so nothing a
+row draws depends on the other rows; and the rounding differences that another batch brings matter
+only if the first two arrive within a rounding error of each other. Ties at the edge of top_k and
+top_p are cut by token id.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from services.errors import InternalError, InvalidArgumentError, ServiceError
 from worker.logits_edits import LogitsEdits, TokenHistory, forbid_by_grammar
-from worker.sampling_noise import uniforms
+from worker.sampling_noise import exponentials, keys
 from worker.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int64]
@@ -109,9 +111,9 @@ def sample(logits: Tensor, rows: SamplerInput) -> SamplerOutput:
     token_ids: IntArray = best.numpy()
     drawn_rows = rows.metadata.random_rows
     if len(drawn_rows):
-        noise = uniforms(rows.metadata.seeds, rows.positions[drawn_rows])
         chosen = logits if len(drawn_rows) == len(logits) else logits[torch.from_numpy(drawn_rows)]
-        token_ids[drawn_rows] = _draw(chosen, rows.metadata, torch.from_numpy(noise)).numpy()
+        row_keys = keys(rows.metadata.seeds, rows.positions[drawn_rows])
+        token_ids[drawn_rows] = _race(filtered_probs(chosen, rows.metadata), row_keys)
     return SamplerOutput(token_ids, failed)
 
 
@@ -128,13 +130,17 @@ def _unusable(highest: Tensor) -> dict[int, ServiceError]:
     return failed
 
 
-def _draw(logits: Tensor, metadata: SamplingMetadata, noise: Tensor) -> Tensor:
-    """Samples `[r, vocab]` by `[r]` float64 noise: `[r]` int64."""
-    probs = filtered_probs(logits, metadata)
-    cumulative = probs.cumsum(-1, dtype=torch.float64)
-    target = noise[:, None] * cumulative[:, -1:]
-    ids = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
-    return ids.clamp_(max=logits.shape[-1] - 1)  # beyond it only where the row is unusable
+def _race(probs: Tensor, row_keys: npt.NDArray[np.uint64]) -> list[int]:
+    """Draws a token of each row of `[r, vocab]` by its key; token 0 where the row is unusable.
+
+    Row by row, over the tokens left only: a row's arrays stay in the CPU's cache.
+    """
+    winners = []
+    for row, key in zip(probs, row_keys, strict=True):
+        left = row.nonzero().squeeze(-1)
+        arrivals = exponentials(key, left.numpy()).div_(row[left])
+        winners.append(int(left[arrivals.argmin()]) if len(left) else 0)
+    return winners
 
 
 def filtered_probs(logits: Tensor, metadata: SamplingMetadata) -> Tensor:

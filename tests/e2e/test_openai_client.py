@@ -95,6 +95,26 @@ def test_n_with_a_seed_is_distinct_and_reproducible(client: OpenAI) -> None:
     assert texts() == first
 
 
+async def test_a_seeded_sample_is_the_same_alone_and_in_company(
+    async_client: AsyncOpenAI,
+) -> None:
+    """D6: at temperature 1 over the whole vocabulary, with a cold and a warm prefix cache."""
+
+    async def one(index: int) -> str:
+        answer = await async_client.completions.create(
+            model=MODEL,
+            prompt=f"{index}. Once upon a time there was a very old lighthouse keeper who",
+            max_tokens=32,
+            temperature=1,
+            seed=index,
+            extra_body={"ignore_eos": True},
+        )
+        return answer.choices[0].text
+
+    together = await asyncio.gather(*(one(index) for index in range(8)))
+    assert [await one(index) for index in range(8)] == together
+
+
 @pytest.mark.parametrize(
     ("arguments", "param"),
     [
