@@ -120,7 +120,8 @@ class LaunchedStack:
 
     def costs(self) -> dict[str, ProcessCost]:
         """What each service process took so far."""
-        return {name: _cost(process) for name, process in self.services().items()}
+        running = self.services()
+        return {name: _cost(running[name]) for name in SERVICES if name in running}
 
     def _wait_until_ready(self) -> None:
         process = self.process

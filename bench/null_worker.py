@@ -45,12 +45,12 @@ class NullRunner(ModelRunner):
     """Answers every scheduled request with the same token, at once."""
 
     def __init__(self) -> None:
-        self._started_unix_ns = 0
+        self._started_ns = 0
         self._step: StepInput | None = None
 
     def execute_model(self, step: StepInput) -> None:
-        """Notes when the compute thread got the step."""
-        self._started_unix_ns = time.time_ns()
+        """Notes when the compute thread got the step, by the clock that both processes share."""
+        self._started_ns = time.monotonic_ns()
         self._step = step
 
     def sample_tokens(self, mask: GrammarMask | None = None) -> StepResult:
@@ -64,7 +64,7 @@ class NullRunner(ModelRunner):
             handles=handles,
             num_sampled_tokens=[1] * len(handles),
             sampled_token_ids=[TOKEN_ID] * len(handles),
-            timings=StepTimings(started_unix_ns=self._started_unix_ns),
+            timings=StepTimings(started_unix_ns=self._started_ns),
         )
 
     def reset(self) -> list[HeldRequest]:

@@ -33,7 +33,7 @@ from enginecore.scheduler_output import ModelRunnerOutput, SchedulerOutput, Step
 from enginecore.worker_link import LoadOptions
 from seamline.common.v1 import sampling_pb2
 from services.channel import Backoff
-from services.errors import UnavailableError
+from services.errors import FailedPreconditionError, UnavailableError
 from worker.compute_thread import ComputeThread
 
 BATCH_SIZES: Final = (1, 64, 256)
@@ -68,7 +68,7 @@ class InProcess:
 
 
 def _answer(output: SchedulerOutput) -> ModelRunnerOutput:
-    started_ns = time.time_ns()
+    started_ns = time.monotonic_ns()
     handles = [new.handle for new in output.scheduled_new_reqs]
     handles += output.scheduled_cached_reqs.handles
     ones = [1] * len(handles)
@@ -99,10 +99,10 @@ async def _measure(execute: Execute, batch_size: int, num_steps: int) -> Trips:
     scheduler = _scheduler(batch_size)
     trips = Trips()
     for index in range(WARM_UP_STEPS + num_steps):
-        begun_ns = time.time_ns()
+        begun_ns = time.monotonic_ns()
         scheduled = scheduler.schedule()
         result = await execute(scheduled)
-        back_ns = time.time_ns()
+        back_ns = time.monotonic_ns()
         scheduler.update_from_output(scheduled, result)
         if index >= WARM_UP_STEPS:
             trips.out_us.append((result.timings.started_ns - begun_ns) / 1e3)
@@ -128,7 +128,8 @@ async def _connect(address: str) -> GrpcExecutor:
     while True:
         try:
             facts = await executor.load(lambda _: None)
-        except UnavailableError:
+        except (UnavailableError, FailedPreconditionError):
+            # not there yet, or its last lease is from before the clock was set back
             await asyncio.sleep(backoff.next_delay_s())
             continue
         cache = CacheOptions(BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS)

@@ -337,12 +337,16 @@ class Engine:
             try:
                 return await self._attach_once()
             except ServiceError as error:
-                if error.code in _FATAL:
+                if error.code in _FATAL or self._never_started(error):
                     raise
                 if error.message != self.status_message:
                     log.info("waiting for the worker: %s", error.message)
                 self.status_message = error.message
             await asyncio.sleep(backoff.next_delay_s())
+
+    def _never_started(self, error: ServiceError) -> bool:
+        """Whether this is a fault of the first start: an answered fault would only come again."""
+        return self.facts is None and error.code is ErrorCode.INTERNAL
 
     async def _attach_once(self) -> EngineFacts:
         workers = await self._executor.load(self._on_progress)

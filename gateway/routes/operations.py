@@ -1,7 +1,7 @@
 """Models, probes, metrics and the tokenizer."""
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
@@ -51,15 +51,19 @@ def add_model_routes(app: FastAPI, core: GatewayCore) -> None:
         return _json(card(core.models.resolve(name)))
 
 
+_PROBE_METHODS: Final = ["GET", "HEAD"]
+"""Some balancers probe by HEAD."""
+
+
 def add_probe_routes(app: FastAPI, core: GatewayCore) -> None:
     """Health, metrics, load."""
 
-    @app.get("/health")
+    @app.api_route("/health", methods=_PROBE_METHODS)
     async def health() -> Response:
         state = core.engine.availability
         return _unavailable(state.reason) if state.dead else _json({"status": "ok"})
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=_PROBE_METHODS)
     async def ready() -> Response:
         state = core.engine.availability
         return _json({"status": "ready"}) if state.ready else _unavailable(state.reason)

@@ -12,7 +12,7 @@ from enginecore.app import SERVICE_NAME
 from enginecore.engine_state import EngineState
 from seamline.common.v1 import output_pb2
 from seamline.engine.v1 import engine_pb2
-from services.errors import NotFoundError, ServiceError
+from services.errors import InternalError, NotFoundError, ServiceError
 from tests.fakes.engine_stack import EngineStack, collect, core_request, engine_stack
 from tests.fakes.shadow_batch import expected_tokens
 from tests.fakes.worker import FakeModel
@@ -73,6 +73,7 @@ async def test_waits_for_its_worker_and_refuses_until_then() -> None:
     ("model", "settings", "message"),
     [
         (FakeModel(load_error=NotFoundError("no such file: weights.gguf")), {}, "weights.gguf"),
+        (FakeModel(load_error=InternalError("internal error")), {}, "internal error"),
         (FakeModel(), {"max_model_len": 5000}, "max_model_len is 5000.*4096"),
         (FakeModel(), {"max_model_len": 300, "num_gpu_blocks_override": 10}, "300.*144"),
         (FakeModel(), {"kv_cache_memory_bytes": 1000}, "0 blocks"),

@@ -332,6 +332,7 @@ async def test_starting_engine_is_503_with_a_reason(tmp_path: Path) -> None:
         assert answer.status_code == 503
         assert answer.headers["retry-after"]
         assert (await stack.http.get("/health")).status_code == 200
+        assert (await stack.http.head("/health")).status_code == 200
         await asyncio.sleep(0.3)
         ready = await stack.http.get("/ready")
         assert ready.status_code == 503
