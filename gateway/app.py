@@ -23,6 +23,7 @@ from gateway.engine_client import EngineClient
 from gateway.errors import MethodNotAllowedError, RouteNotFoundError
 from gateway.generation import TextGenerator
 from gateway.grpc_engine_client import GrpcEngineClient
+from gateway.http_protocol import BoundedHttpProtocol
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import CallMiddleware, call_of, error_response
 from gateway.prompt_encoder import PromptEncoder
@@ -232,7 +233,7 @@ def _http_server(app: Any, settings: GatewaySettings) -> _HttpServer:  # noqa: A
         log_level=settings.uvicorn_log_level,
         log_config=None,  # the process configures logging
         access_log=False,
-        http="httptools",
+        http=BoundedHttpProtocol,
         ws="none",
         lifespan="off",
         server_header=False,

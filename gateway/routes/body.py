@@ -1,12 +1,16 @@
 """Reads a request's body within bounds."""
 
-from typing import Any
+import asyncio
+from typing import Any, Final
 
 from starlette.requests import ClientDisconnect, Request
 
 from gateway.errors import BodyTooLargeError, UnsupportedMediaTypeError
 from gateway.schemas.body import parse_object
 from services.errors import InvalidArgumentError
+
+BODY_TIMEOUT_S: Final = 60.0
+"""For the whole of a body; a slow link brings megabytes in it."""
 
 
 async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
@@ -24,10 +28,14 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
         raise too_large
     body = bytearray()
     try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > max_bytes:
-                raise too_large
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise too_large
+    except TimeoutError as error:
+        reason = f"the body did not arrive within {BODY_TIMEOUT_S:.0f} seconds"
+        raise InvalidArgumentError(reason) from error
     except ClientDisconnect as error:
         raise InvalidArgumentError("the client left before its body was complete") from error
     return parse_object(bytes(body))

@@ -30,10 +30,6 @@ _NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-MODEL = Path(
-    os.environ.get("SEAMLINE_TEST_MODEL", "")
-    or Path(__file__).parents[4] / ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"
-)
 
 
 def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -169,14 +165,13 @@ def test_a_truncated_file_is_named(tied: Any, tmp_path: Path) -> None:
         GgufFile(path)
 
 
-@pytest.mark.skipif(not MODEL.exists(), reason="the embedded model is not at hand")
-def test_the_embedded_model_is_dequantised_and_put_in_order() -> None:
-    file = GgufFile(MODEL)
+def test_the_embedded_model_is_dequantised_and_put_in_order(embedded_model_path: Path) -> None:
+    file = GgufFile(embedded_model_path)
     assert (file.config.num_layers, file.config.rope_theta) == (30, 100000.0)
     assert len(file.shapes()) == 272
     wanted = {"model.layers.3.self_attn.k_proj.weight", "model.norm.weight"}
     ours = {name: weight for name, weight in file.dequantised() if name in wanted}
-    raw = {tensor.name: tensor for tensor in gguf.GGUFReader(MODEL).tensors}
+    raw = {tensor.name: tensor for tensor in gguf.GGUFReader(embedded_model_path).tensors}
     key = raw["blk.3.attn_k.weight"]
     expected = gguf.quants.dequantize(key.data, key.tensor_type)
     k_proj = ours["model.layers.3.self_attn.k_proj.weight"]
