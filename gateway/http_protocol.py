@@ -20,6 +20,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     _head_bytes = 0
     _in_head = True
+    _is_all_head = False
+    """Nothing but a head was in the latest read."""
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -36,15 +38,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Parses what came; ends the connection when that is no end of a head that is too long."""
         if self._in_head and self._head_timer is None:
             self._start_timer()  # the next request of a connection that was kept alive
+        self._is_all_head = self._in_head
         super().data_received(data)
-        if self._in_head:
+        if self._is_all_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse("The request's headers are too large.")
 
     def on_headers_complete(self) -> None:
         """The head is there."""
-        self._in_head, self._head_bytes = False, 0
+        self._in_head = self._is_all_head = False
+        self._head_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
 

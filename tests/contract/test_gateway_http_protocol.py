@@ -50,6 +50,28 @@ async def test_an_endless_head_ends_the_connection(stack: FakeStack) -> None:
     assert (await stack.http.get("/health")).status_code == 200
 
 
+async def test_large_bodies_are_not_heads(stack: FakeStack) -> None:
+    """One read may bring a head, its body and another head; only heads count."""
+    prompt = "x" * (http_protocol.MAX_HEAD_BYTES // 2)
+    reader, writer = await connect(stack)
+    body_bytes = b'{"prompt": "' + prompt.encode() + b'", "max_tokens": 1}'
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head += b"content-length: " + str(len(body_bytes)).encode() + b"\r\n\r\n"
+    for _ in range(4):
+        writer.write(head + body_bytes)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400")
+        (length,) = [
+            line.split(b": ")[1]
+            for line in answer.split(b"\r\n")
+            if line.lower().startswith(b"content-length")
+        ]
+        assert b"context_length_exceeded" in await reader.readexactly(int(length))
+    writer.write(HEALTH)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
 @pytest.mark.parametrize("start", [b"", b"GET /health HTTP/1.1\r\nhos"])
 async def test_a_head_that_never_ends_is_cut_off(
     stack: FakeStack, monkeypatch: pytest.MonkeyPatch, start: bytes
