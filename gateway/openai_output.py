@@ -4,6 +4,7 @@ A text chunk is three pieces of bytes, of which only the text is new: building i
 microsecond, and it is the one thing done per token and choice.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -74,7 +75,7 @@ class _ChoiceText:
     last: TextDelta | None = None
 
 
-class AnswerFormat:
+class AnswerFormat(ABC):
     """How one endpoint writes its answers; the subclasses say what differs.
 
     Args:
@@ -97,13 +98,13 @@ class AnswerFormat:
         self._options = options
         self._frames: dict[int, tuple[bytes, bytes]] = {}
 
+    @abstractmethod
     def chunk_choice(self, text: str, is_first: bool) -> dict[str, Any]:
         """The part of a chunk's choice that holds text."""
-        raise NotImplementedError
 
+    @abstractmethod
     def whole_choice(self, text: str) -> dict[str, Any]:
         """The part of a whole answer's choice that holds text."""
-        raise NotImplementedError
 
     def chunks(self, deltas: Sequence[TextDelta], usage: Callable[[], Usage]) -> bytes:
         """The events for what is new; empty when nothing is to be shown."""

@@ -7,6 +7,7 @@ cancelled body closes its generation, which aborts it in the engine.
 import asyncio
 import contextlib
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Final
 
@@ -32,7 +33,7 @@ async def _client_left(receive: Receive) -> None:
         pass
 
 
-class GenerationResponse(Response):
+class GenerationResponse(Response, ABC):
     """Sends one generation's answer.
 
     Args:
@@ -64,9 +65,9 @@ class GenerationResponse(Response):
                 await body
             self._generation.close()
 
+    @abstractmethod
     async def respond(self, send: Send) -> None:
         """Sends the answer. Errors: ServiceError, only while nothing was sent."""
-        raise NotImplementedError
 
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
